@@ -1,0 +1,130 @@
+"""Which plans there are for a cluster, and which one to take without measuring."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from tvm_comfuse.refusal import Refusal
+
+from .cost import estimate
+from .device import Device
+from .footprint import row_parts
+from .legality import MAX_CLUSTER, legality, supported
+from .plan import Plan
+from .spec import ClusterSpec
+
+#: rows and columns of a group's tile: from 32 to 128 accumulators a thread
+TILES = ((64, 64), (64, 128), (64, 192), (64, 256), (128, 64), (128, 128))
+TILE_K = 64
+DEPTHS = range(2, 9)
+#: layout, groups_m, groups_n
+LAYOUTS = (("pingpong", 1, 1), ("cooperative", 2, 1), ("cooperative", 1, 2))
+CLUSTERS_M = (1, 2)
+
+
+def candidates(spec: ClusterSpec, device: Device) -> list[Plan]:
+    """All legal plans of the enumeration, in a fixed order; [] if there is none."""
+    if supported(spec):
+        return []
+    return [plan for plan in _enumerate(spec, device) if not legality(plan, spec, device)]
+
+
+def default_plan(spec: ClusterSpec, device: Device) -> Plan | Refusal:
+    """The candidate with the smallest estimate.
+
+    Ties go to the smaller cluster, then to the deeper pipeline, then to fewer CTAs for a row, then to the earlier
+    candidate.  A refusal says why no candidate is legal.
+    """
+    reasons = supported(spec)
+    if reasons:
+        return reasons[0]
+    plans = candidates(spec, device)
+    if not plans:
+        return _why_none(spec, device)
+    return min(plans, key=lambda plan: rank(plan, spec, device))
+
+
+def rank(plan: Plan, spec: ClusterSpec, device: Device) -> tuple[float, int, int, int]:
+    """Sort key of default_plan: whole nanoseconds (so that rounding cannot decide), then the tie rules."""
+    total = round(estimate(plan, spec, device).total, 3)
+    return total, plan.cluster_m * plan.cluster_n, -plan.pipeline_depth, row_parts(plan, spec)
+
+
+def scopes(spec: ClusterSpec, cta_columns: int, groups_n: int, cluster_m: int) -> list[str]:
+    """Exchange scopes that reach all parts of a row, nearest first."""
+    if not spec.reductions:
+        return ["none"]
+    parts = math.ceil(spec.n / cta_columns)
+    if parts == 1:
+        return ["warp" if groups_n == 1 else "cta"]
+    return (["cluster"] if parts * cluster_m <= MAX_CLUSTER else []) + ["grid"]
+
+
+def persistent_ctas(plan: Plan, spec: ClusterSpec, device: Device) -> int:
+    """CTAs of the grid: all that run at once in whole rows and clusters, but not more than there are tiles.
+
+    At least what one row needs, which is more than run at once for a very long row; legality then says so.
+    """
+    size = plan.cluster_m * plan.cluster_n
+    parts = row_parts(plan, spec)
+    step = parts * plan.cluster_m if plan.exchange == "grid" else size
+    most = max(1, device.clusters(size) * size // step) * step
+    if spec.m is None:
+        return most
+    tiles = math.ceil(spec.m / (plan.tile_m * plan.groups_m)) * parts
+    return min(most, math.ceil(tiles / step) * step)
+
+
+def placements(spec: ClusterSpec) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Placements of [M, N] operands and outputs worth a look, the preferred one first.
+
+    The first operand shares its tile with the outputs, so TMA costs nothing more for both; further operands have a tile
+    of their own.  float32 tiles are twice as large and often do not fit.
+    """
+    count = len(spec.tile_operands)
+    store = tuple("global" if output.dtype == "float32" else "tma" for output in spec.tile_outputs)
+    first = tuple("tma" if n == 0 else "global" for n in range(count))
+    everything = (("tma",) * count, ("tma",) * len(store))
+    wanted = [(first, store), (("tma",) * count, store), everything, (("global",) * count, store)]
+    wanted.append((("global",) * count, ("global",) * len(store)))
+    return list(dict.fromkeys(wanted))
+
+
+def _enumerate(spec: ClusterSpec, device: Device) -> Iterator[Plan]:
+    shapes = product(TILES, LAYOUTS, CLUSTERS_M)
+    for (tile_m, tile_n), (layout, groups_m, groups_n), cluster_m in shapes:
+        columns = tile_n * groups_n
+        for scope in scopes(spec, columns, groups_n, cluster_m):
+            cluster_n = math.ceil(spec.n / columns) if scope == "cluster" else 1
+            for (operands, store), depth in product(placements(spec), DEPTHS):
+                plan = Plan(
+                    tile_m=tile_m,
+                    tile_n=tile_n,
+                    tile_k=TILE_K,
+                    pipeline_depth=depth,
+                    layout=layout,
+                    groups_m=groups_m,
+                    groups_n=groups_n,
+                    exchange=scope,
+                    cluster_m=cluster_m,
+                    cluster_n=cluster_n,
+                    ctas=1,
+                    operands=operands,
+                    store=store,
+                )
+                yield replace(plan, ctas=persistent_ctas(plan, spec, device))
+
+
+def _why_none(spec: ClusterSpec, device: Device) -> Refusal:
+    """The refusals of the candidate that came closest, as one."""
+    every = [legality(plan, spec, device) for plan in _enumerate(spec, device)]
+    nearest = min(every, key=len)
+    return Refusal(
+        "no-plan",
+        "no plan of the enumeration is legal; the nearest one fails: " + "; ".join(str(r) for r in nearest),
+        {"tried": len(every), "N": spec.n, "K": spec.k},
+        "; ".join(dict.fromkeys(r.remedy for r in nearest)),
+    )

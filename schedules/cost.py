@@ -1,0 +1,145 @@
+"""An estimate of a kernel's time from its plan.
+
+It ranks plans before anything is measured and says where the time goes.  Every constant has its source; the ones that
+no measurement stands behind say so.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .device import Device
+from .footprint import HALF_BYTES, dtype_bytes, row_parts, slot_rows
+from .plan import Plan
+from .spec import ClusterSpec, Operand, Output, rounds
+
+#: rows assumed for a symbolic M: a batch of 16 sequences of 512
+NOMINAL_ROWS = 8192
+#: launch, barrier set-up and the first loads, before the first product
+FILL_US = 2.0
+#: one round of row values, until every part has them
+EXCHANGE_US = {"none": 0.0, "warp": 0.0, "cta": 0.3, "cluster": 1.0, "grid": 2.0}
+#: LayerNorm (10 operations an element, one [M, N] operand, one output) of 64 x 256 by one warp group: 1.7 us, of which
+#: 10 x 128 instructions a thread make 0.73 at one warp instruction a cycle and scheduler (1.755 GHz)
+STAGE_ELEMENTS = 64 * 256
+OPERATION_US = 0.073
+STREAM_US = 0.485
+#: a tensor that does not go through TMA costs address arithmetic and uncoalesced quads as well (assumed)
+GLOBAL_STREAM = 1.5
+#: from a load's issue to its data, under load (assumed); slots in flight must cover it
+LOAD_LATENCY_US = 1.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Microseconds by part; ``total`` is fill + the longest of (loop, memory) + tail.
+
+    fill      before the first product
+    product   tensor core time of the busiest SM
+    loads     time its tiles need from L2; the main loop takes the longer of product and loads
+    stages    stages and stores of the busiest SM, hidden or not
+    exchange  waiting for row values, hidden or not
+    exposed   the part of stages and exchange that no main loop hides
+    loop      main loops and exposed parts together
+    memory    time to move every tensor once
+    tail      stages and exchange of the last tile
+    total     sum as above
+    """
+
+    fill: float
+    product: float
+    loads: float
+    stages: float
+    exchange: float
+    exposed: float
+    loop: float
+    memory: float
+    tail: float
+    total: float
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {value:.1f}" for name, value in vars(self).items() if name != "total")
+        return f"{self.total:.1f} us ({parts})"
+
+
+def estimate(plan: Plan, spec: ClusterSpec, device: Device) -> Estimate:
+    """Time of the kernel of a legal plan; a symbolic M counts as NOMINAL_ROWS."""
+    tiles = tiles_of_cta(plan, spec)
+    product, loads = _main_loop(plan, spec, device)
+    main = max(product, loads)
+    stages = stage_time(plan, spec)
+    exchange = EXCHANGE_US[plan.exchange] * len(rounds(spec))
+    # In pingpong the other group's main loop hides the stages; the first tile past it waits for the rest.
+    exposed = max(0.0, stages + exchange - main) / 2 if plan.layout == "pingpong" else stages + exchange
+    # The last tile's stages are the tail, so they are not exposed a second time.
+    loop = tiles * main + (tiles - 1) * exposed
+    memory = bytes_moved(spec) / (device.hbm_gbps * 1e3)
+    tail = stages + exchange
+    return Estimate(
+        fill=FILL_US,
+        product=tiles * product,
+        loads=tiles * loads,
+        stages=tiles * stages,
+        exchange=tiles * exchange,
+        exposed=(tiles - 1) * exposed,
+        loop=loop,
+        memory=memory,
+        tail=tail,
+        total=FILL_US + max(loop, memory) + tail,
+    )
+
+
+def rows_of(spec: ClusterSpec) -> int:
+    """M, or NOMINAL_ROWS if it is symbolic."""
+    return NOMINAL_ROWS if spec.m is None else spec.m
+
+
+def row_tiles(plan: Plan, spec: ClusterSpec) -> int:
+    """Row tiles of the result, each the work of one main loop, filled up to whole cluster_m."""
+    count = math.ceil(rows_of(spec) / slot_rows(plan)[0])
+    return math.ceil(count / plan.cluster_m) * plan.cluster_m
+
+
+def tiles_of_cta(plan: Plan, spec: ClusterSpec) -> int:
+    """Tiles that the busiest CTA works through, one main loop each."""
+    return math.ceil(row_tiles(plan, spec) * row_parts(plan, spec) / plan.ctas)
+
+
+def stage_time(plan: Plan, spec: ClusterSpec) -> float:
+    """Microseconds one warp group takes for the stages and stores of its tile."""
+    operations = sum(stage.operations for stage in spec.stages)
+    streams = 0.0
+    for tensor, where in zip(_streams(spec), plan.operands + plan.store, strict=True):
+        width = dtype_bytes(tensor.dtype) / HALF_BYTES
+        streams += width * (1.0 if where == "tma" else GLOBAL_STREAM)
+    share = plan.tile_m * plan.tile_n / STAGE_ELEMENTS
+    return share * (operations * OPERATION_US + streams * STREAM_US)
+
+
+def bytes_moved(spec: ClusterSpec) -> int:
+    """Bytes of every tensor, moved once."""
+    rows = rows_of(spec)
+    streams = sum(dtype_bytes(tensor.dtype) for tensor in _streams(spec))
+    return HALF_BYTES * (rows * spec.k + spec.n * spec.k) + streams * rows * spec.n
+
+
+def _main_loop(plan: Plan, spec: ClusterSpec, device: Device) -> tuple[float, float]:
+    """Microseconds of tensor cores and of loads for one CTA tile, on one SM."""
+    rows, columns = slot_rows(plan)
+    depth_of_k = math.ceil(spec.k / plan.tile_k) * plan.tile_k
+    product = 2 * rows * columns * depth_of_k / (device.dense_tflops * 1e6 / device.sms)
+    # Multicast: CTAs along M share w, CTAs of a row in one cluster share x.  Outputs go the other way.
+    elements = (rows / plan.cluster_n + columns / plan.cluster_m) * depth_of_k
+    streams = sum(dtype_bytes(operand.dtype) for operand in spec.tile_operands)
+    traffic = elements * HALF_BYTES + rows * columns * streams
+    loads = traffic / (device.l2_to_sm_gbps * 1e3 / device.sms)
+    slots = depth_of_k / plan.tile_k
+    # With too few slots in flight each load's latency shows.
+    latency = slots * LOAD_LATENCY_US / (plan.pipeline_depth - 1)
+    return product, max(loads, latency)
+
+
+def _streams(spec: ClusterSpec) -> list[Operand | Output]:
+    """The [M, N] tensors besides the product."""
+    return [*spec.tile_operands, *spec.tile_outputs]

@@ -1,0 +1,336 @@
+"""When a plan is legal for a cluster on a device.
+
+One function a clause.  A clause yields refusals; a plan is legal if none of them does.  Clauses do not depend on each
+other's outcome, so that all reasons are reported at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tvm_comfuse.refusal import Refusal
+
+from .device import Device
+from .footprint import row_parts, shared_memory
+from .plan import EXCHANGE_SCOPES, LAYOUTS, MMA_GROUPS, PLACEMENTS, Plan
+from .spec import ClusterSpec
+
+TILE_ROWS = (64, 128)
+#: columns of a 128-byte swizzled tile of half values, and so the step of tile_n and tile_k
+ATOM_COLUMNS = 64
+#: rows of a swizzle atom
+ATOM_ROWS = 8
+MAX_WGMMA_N = 256
+#: a third of the 168 registers at entry is needed for addresses, row values and the stages' temporaries
+MAX_ACCUMULATORS = 128
+THREADS_OF_GROUP = 128
+MAX_BOX_ROWS = 256
+#: TMA wants strides that are multiples of 16 bytes
+STRIDE_ELEMENTS = 8
+MAX_CLUSTER = 8
+MAX_PARAMETERS = 16
+MATRIX_DTYPES = ("bfloat16", "float16")
+STREAM_DTYPES = ("bfloat16", "float16", "float32")
+#: the parity of a slot's barrier is kept in a word
+MAX_DEPTH = 16
+
+Clause = Callable[[Plan, ClusterSpec, Device], Iterator[Refusal]]
+
+
+def legality(plan: Plan, spec: ClusterSpec, device: Device) -> list[Refusal]:
+    """Every reason why the plan is not legal; [] if it is."""
+    malformed = [refusal for clause in FORM for refusal in clause(plan, spec, device)]
+    if malformed:
+        return malformed
+    return [refusal for clause in CLAUSES for refusal in clause(plan, spec, device)]
+
+
+def supported(spec: ClusterSpec) -> list[Refusal]:
+    """Every reason why no plan at all can be legal for a cluster; [] if one may be."""
+    return [refusal for clause in CLUSTER_CLAUSES for refusal in clause(spec)]
+
+
+# --- the cluster itself -----------------------------------------------------------------------------------------------
+
+
+def matrix_dtype(spec: ClusterSpec) -> Iterator[Refusal]:
+    """x and w are both bfloat16 or both float16."""
+    if spec.x_dtype != spec.w_dtype or spec.x_dtype not in MATRIX_DTYPES:
+        yield Refusal(
+            "matrix-dtype",
+            "x and w must both be bfloat16 or both float16",
+            {"x": spec.x_dtype, "w": spec.w_dtype},
+            "cast the model to half precision",
+        )
+
+
+def stream_dtypes(spec: ClusterSpec) -> Iterator[Refusal]:
+    """Operands and outputs are floats that the stages can convert."""
+    streams = [(operand.name, operand.dtype) for operand in spec.operands]
+    streams += [(output.block, output.dtype) for output in spec.outputs]
+    for name, dtype in streams:
+        if dtype not in STREAM_DTYPES:
+            yield Refusal(
+                "stream-dtype",
+                f"operands and outputs must be one of {', '.join(STREAM_DTYPES)}",
+                {"name": name, "dtype": dtype},
+                "keep the conversion out of the cluster",
+            )
+
+
+def alignment(spec: ClusterSpec) -> Iterator[Refusal]:
+    """K and N are multiples of 8, as TMA strides are multiples of 16 bytes."""
+    for axis, extent in (("K", spec.k), ("N", spec.n)):
+        if extent % STRIDE_ELEMENTS or extent <= 0:
+            yield Refusal(
+                f"{axis.lower()}-alignment",
+                f"{axis} must be a positive multiple of {STRIDE_ELEMENTS}: TMA strides are multiples of 16 bytes",
+                {axis: extent, "multiple": STRIDE_ELEMENTS},
+                f"pad {axis}",
+            )
+
+
+def rows(spec: ClusterSpec) -> Iterator[Refusal]:
+    """There is at least one row."""
+    if spec.m is not None and spec.m <= 0:
+        yield Refusal("no-rows", "a kernel needs at least one row", {"M": spec.m}, "skip the call for an empty batch")
+
+
+def parameters(spec: ClusterSpec) -> Iterator[Refusal]:
+    """x, w, operands and outputs together are at most 16."""
+    count = 2 + len(spec.operands) + len(spec.outputs)
+    if count > MAX_PARAMETERS:
+        yield Refusal(
+            "parameters",
+            f"a kernel takes at most {MAX_PARAMETERS} tensors",
+            {"tensors": count},
+            "end the cluster before an operator that brings a new operand",
+        )
+
+
+# --- form of the plan: the other clauses compute with these values ----------------------------------------------------
+
+
+def positive(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """Counts and sizes are at least 1."""
+    for name in (
+        "tile_m",
+        "tile_n",
+        "tile_k",
+        "pipeline_depth",
+        "groups_m",
+        "groups_n",
+        "cluster_m",
+        "cluster_n",
+        "ctas",
+    ):
+        if getattr(plan, name) < 1:
+            yield Refusal("not-positive", f"{name} must be at least 1", {name: getattr(plan, name)}, f"raise {name}")
+
+
+def words(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """layout, exchange and placements are known words."""
+    fields = [("layout", plan.layout, LAYOUTS), ("exchange", plan.exchange, EXCHANGE_SCOPES)]
+    fields += [("operands", where, PLACEMENTS) for where in plan.operands]
+    fields += [("store", where, PLACEMENTS) for where in plan.store]
+    for name, value, known in fields:
+        if value not in known:
+            yield Refusal("unknown-word", f"{name} must be one of {', '.join(known)}", {name: value}, "correct it")
+
+
+def placements(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """One placement for each [M, N] operand and each [M, N] output."""
+    wanted = {"operands": len(spec.tile_operands), "store": len(spec.tile_outputs)}
+    for name, count in wanted.items():
+        found = len(getattr(plan, name))
+        if found != count:
+            yield Refusal(
+                f"{name}-count",
+                f"{name} must have one placement for each [M, N] tensor",
+                {"tensors": count, "placements": found},
+                f"give {count} of {', '.join(PLACEMENTS)}",
+            )
+
+
+# --- tiles and layout -------------------------------------------------------------------------------------------------
+
+
+def tile_sizes(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """wgmma shapes: 64 or 128 rows, n a multiple of 64 up to 256, one swizzle atom of K."""
+    if plan.tile_m not in TILE_ROWS:
+        yield Refusal("tile-m", f"tile_m must be one of {TILE_ROWS}", {"tile_m": plan.tile_m}, "take 64 or 128")
+    if plan.tile_n % ATOM_COLUMNS or plan.tile_n > MAX_WGMMA_N:
+        yield Refusal(
+            "tile-n",
+            f"tile_n (n of wgmma) must be a multiple of {ATOM_COLUMNS} up to {MAX_WGMMA_N}",
+            {"tile_n": plan.tile_n},
+            "take 64, 128, 192 or 256",
+        )
+    if plan.tile_k != ATOM_COLUMNS:
+        yield Refusal(
+            "tile-k",
+            f"tile_k must be {ATOM_COLUMNS}, one 128-byte swizzle atom",
+            {"tile_k": plan.tile_k},
+            "change pipeline_depth instead",
+        )
+
+
+def accumulators(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """The float32 result of a group fits into its registers."""
+    count = plan.tile_m * plan.tile_n // THREADS_OF_GROUP
+    if count > MAX_ACCUMULATORS:
+        yield Refusal(
+            "accumulators",
+            f"a thread can hold at most {MAX_ACCUMULATORS} accumulators",
+            {"tile_m": plan.tile_m, "tile_n": plan.tile_n, "accumulators": count},
+            "halve tile_m or tile_n",
+        )
+
+
+def box_rows(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """TMA boxes have at most 256 rows, and the part each CTA of a cluster loads is whole swizzle atoms."""
+    if max(plan.tile_m, plan.tile_n) > MAX_BOX_ROWS:
+        yield Refusal(
+            "box-rows",
+            f"a TMA box has at most {MAX_BOX_ROWS} rows",
+            {"tile_m": plan.tile_m, "tile_n": plan.tile_n},
+            "take a smaller tile",
+        )
+    shared = plan.tile_n if spec.w_layout == "NK" else plan.tile_k
+    if shared % (ATOM_ROWS * plan.cluster_m):
+        yield Refusal(
+            "multicast-box",
+            f"each CTA of cluster_m must load whole groups of {ATOM_ROWS} rows of w",
+            {"rows": shared, "cluster_m": plan.cluster_m},
+            "take cluster_m 1, 2 or 4",
+        )
+
+
+def groups(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """Two groups: 1 x 1 each with its own tile (pingpong), or 2 x 1 or 1 x 2 of one tile (cooperative)."""
+    at = (plan.groups_m, plan.groups_n)
+    good = at == (1, 1) if plan.layout == "pingpong" else at in ((MMA_GROUPS, 1), (1, MMA_GROUPS))
+    if not good:
+        yield Refusal(
+            "groups",
+            "groups must be 1 x 1 for pingpong, 2 x 1 or 1 x 2 for cooperative",
+            {"layout": plan.layout, "groups_m": plan.groups_m, "groups_n": plan.groups_n},
+            "change layout or groups",
+        )
+
+
+def depth(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """Loads overlap with products only from two slots on."""
+    if not 2 <= plan.pipeline_depth <= MAX_DEPTH:
+        yield Refusal(
+            "pipeline-depth",
+            f"pipeline_depth must be 2 to {MAX_DEPTH}",
+            {"pipeline_depth": plan.pipeline_depth},
+            "take 3 or 4",
+        )
+
+
+def memory(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """All parts of shared memory fit together."""
+    parts = shared_memory(plan, spec)
+    total = sum(parts.values())
+    if total > device.shared_memory:
+        yield Refusal(
+            "shared-memory",
+            f"a CTA of {device.name} has {device.shared_memory} bytes of shared memory",
+            {**parts, "total": total},
+            "take a smaller pipeline_depth or tile, or place an operand or output in global memory",
+        )
+
+
+# --- exchange and grid ------------------------------------------------------------------------------------------------
+
+
+def exchange(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """The scope reaches every part of a row, and is none exactly if there is no row value."""
+    parts = row_parts(plan, spec)
+    numbers = {"N": spec.n, "exchange": plan.exchange, "cta_columns": plan.cta_columns, "parts": parts}
+    if not spec.reductions:
+        if plan.exchange != "none":
+            yield Refusal("exchange-none", "exchange must be none without a row reduction", numbers, "set it to none")
+        return
+    rule, good = {
+        "none": ("none has no row values", False),
+        "warp": ("warp needs the whole row in one group's tile", plan.groups_n == 1 and parts == 1),
+        "cta": ("cta needs the row in two groups side by side (cooperative 1 x 2)", plan.groups_n > 1 and parts == 1),
+        "cluster": ("cluster needs 2 to 8 CTAs for a row", 2 <= parts <= MAX_CLUSTER),
+        "grid": ("grid needs at least 2 CTAs for a row", parts >= 2),
+    }[plan.exchange]
+    if not good:
+        yield Refusal("exchange-scope", rule, numbers, "choose the nearest scope that reaches all parts of a row")
+
+
+def cluster(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """cluster_n is the CTAs of a row for exchange=cluster and 1 otherwise; the device runs clusters of that size."""
+    wanted = row_parts(plan, spec) if plan.exchange == "cluster" else 1
+    if plan.cluster_n != wanted:
+        yield Refusal(
+            "cluster-n",
+            "cluster_n must be the CTAs of a row for exchange=cluster, and 1 otherwise",
+            {"cluster_n": plan.cluster_n, "needed": wanted, "exchange": plan.exchange},
+            f"set cluster_n to {wanted}",
+        )
+    size = plan.cluster_m * plan.cluster_n
+    if size > MAX_CLUSTER or not device.clusters(size):
+        yield Refusal(
+            "cluster-size",
+            f"a cluster has at most {MAX_CLUSTER} CTAs",
+            {"cluster_m": plan.cluster_m, "cluster_n": plan.cluster_n},
+            "lower cluster_m, or exchange through the grid",
+        )
+
+
+def grid(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """The persistent grid is whole clusters, whole rows where CTAs wait for each other, and runs in one wave."""
+    size = plan.cluster_m * plan.cluster_n
+    resident = device.clusters(size) * size
+    if plan.ctas > resident:
+        yield Refusal(
+            "co-residency",
+            "all CTAs of the persistent grid must run at once",
+            {"ctas": plan.ctas, "cluster": size, "resident": resident},
+            f"lower ctas to at most {resident}",
+        )
+    parts = row_parts(plan, spec)
+    step = parts * plan.cluster_m if plan.exchange == "grid" else size
+    if plan.ctas % step:
+        yield Refusal(
+            "grid-step",
+            "ctas must be a multiple of the CTAs that work on the same rows and of the cluster",
+            {"ctas": plan.ctas, "multiple": step, "parts": parts},
+            f"take a multiple of {step}" if step <= resident else "take wider tiles: a row needs more CTAs than run",
+        )
+
+
+CLUSTER_CLAUSES: tuple[Callable[[ClusterSpec], Iterator[Refusal]], ...] = (
+    matrix_dtype,
+    stream_dtypes,
+    alignment,
+    rows,
+    parameters,
+)
+
+
+def the_cluster(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """The cluster can have a legal plan at all."""
+    yield from supported(spec)
+
+
+FORM: tuple[Clause, ...] = (positive, words, placements)
+CLAUSES: tuple[Clause, ...] = (
+    the_cluster,
+    tile_sizes,
+    accumulators,
+    box_rows,
+    groups,
+    depth,
+    memory,
+    exchange,
+    cluster,
+    grid,
+)

@@ -1,0 +1,126 @@
+"""The plan: every choice that makes one kernel of a cluster.
+
+A plan is built from the schedule's decisions and is all that lowering may ask.  It is frozen, hashable, printable and
+goes to JSON and back.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from tvm_comfuse.errors import PlanError
+
+#: who must talk for a row value, from near to far
+EXCHANGE_SCOPES = ("none", "warp", "cta", "cluster", "grid")
+#: how the MMA warp groups share the work of a CTA
+LAYOUTS = ("pingpong", "cooperative")
+#: where an [M, N] operand is read from: a tile that TMA fills, or global memory
+PLACEMENTS = ("tma", "global")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One kernel.
+
+    tile_m, tile_n   rows and columns of the result one MMA warp group holds in registers
+    tile_k           depth of one pipeline slot, in elements of K
+    pipeline_depth   slots of the ring between the producer and the MMA warp groups
+    layout           ``pingpong``: each MMA warp group has a tile of its own and their main loops alternate, so that the
+                     stages of one run while the tensor cores work for the other;
+                     ``cooperative``: the groups work on one CTA tile at the same time
+    groups_m,        how the MMA warp groups (2) of a cooperative CTA tile stand: 2 x 1 or 1 x 2; 1 x 1 for pingpong
+    groups_n
+    exchange         scope of the row values; ``none`` without a row reduction, ``warp`` if one warp group's tile has
+                     the whole row
+    cluster_m        CTAs along M that share W by TMA multicast
+    cluster_n        CTAs along N that exchange row values through distributed shared memory (exchange = cluster);
+                     1 otherwise
+    ctas             CTAs of the persistent grid
+    operands         placement of each [M, N] operand, in the order of the function's parameters
+    store            how outputs leave: ``tma`` or ``global``, in the order of the function's tile outputs
+    fast_math        compile with approximate division, square root and exponential
+    """
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    pipeline_depth: int
+    layout: str
+    groups_m: int
+    groups_n: int
+    exchange: str
+    cluster_m: int
+    cluster_n: int
+    ctas: int
+    operands: tuple[str, ...] = ()
+    store: tuple[str, ...] = ()
+    fast_math: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dictionary of plain JSON values."""
+        values = asdict(self)
+        return {**values, "operands": list(self.operands), "store": list(self.store)}
+
+    def to_json(self) -> str:
+        """One line of JSON with sorted keys; the form kept in a schedule's annotation."""
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Plan:
+        """The inverse of to_dict.
+
+        Raises PlanError for missing or unknown fields and for values of the wrong type.
+        """
+        known = {f.name: f for f in fields(Plan)}
+        unknown = sorted(set(values) - set(known))
+        missing = sorted(name for name in REQUIRED if name not in values)
+        if unknown or missing:
+            raise PlanError(
+                f"a plan with the fields {', '.join(known)}",
+                f"missing {missing}, unknown {unknown}",
+                "take the JSON of an existing plan (`comfuse explain --json`) and change its values",
+            )
+        for name, value in values.items():
+            kind = known[name].type
+            good = {
+                "int": isinstance(value, int) and not isinstance(value, bool),
+                "bool": isinstance(value, bool),
+                "str": isinstance(value, str),
+            }.get(str(kind), isinstance(value, (list, tuple)))
+            if not good:
+                raise PlanError(f"plan field {name} of type {kind}", repr(value), "correct the value")
+        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return Plan(**plain)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The inverse of to_json.  Raises PlanError for text that is not a JSON object."""
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PlanError("a plan as a JSON object", f"{error}", "check the JSON text") from error
+        if not isinstance(values, dict):
+            raise PlanError("a plan as a JSON object", type(values).__name__, "check the JSON text")
+        return Plan.from_dict(values)
+
+    @property
+    def mma_groups(self) -> int:
+        """MMA warp groups of a CTA."""
+        return MMA_GROUPS
+
+    @property
+    def cta_rows(self) -> int:
+        """Rows of the result a CTA works on at a time."""
+        return self.tile_m * (MMA_GROUPS if self.layout == "pingpong" else self.groups_m)
+
+    @property
+    def cta_columns(self) -> int:
+        """Columns of the result a CTA works on at a time."""
+        return self.tile_n * self.groups_n
+
+
+#: two MMA warp groups and one producer warp group leave each thread 168 registers at entry
+MMA_GROUPS = 2
+REQUIRED = [f.name for f in fields(Plan)][:11]

@@ -1,0 +1,351 @@
+"""What a canonical function of a cluster says, as plain data.
+
+A canonical function holds the blocks ``gemm``, ``stage_<i>``, ``stage_<i>_out<k>`` and ``reduce_<i>`` (see
+docs/architecture.md).  ``analyze`` reads them into a ClusterSpec and refuses every other form with the clause that
+failed.  It reads block bodies only, so it takes a function before and after scheduling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir, tirx
+
+from .normal_form import MERGE_OPS, Block, check_pair, is_load, is_one, loads, normal_form, not_canonical, same_indices
+from .normal_form import operations as operations_of
+
+#: block annotations of the second reduction of a mergeable pair
+MERGE, MERGE_WITH = "comfuse.merge", "comfuse.merge_with"
+KINDS = ("gemm_reduce", "gemm_elementwise")
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An input other than x and w.
+
+    index  position among the function's parameters
+    kind   ``tile`` [M, N], ``col`` [N], ``row`` [M] or [M, 1], ``scalar`` [1]
+    """
+
+    name: str
+    index: int
+    kind: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A row value: ``op`` over the N columns, float32 [M].
+
+    merge, merge_with  set on the second reduction of a pair whose partials can be exchanged together with those of the
+                       first (block name ``merge_with``): ``moments`` (sum, centred squares) or ``softmax`` (maximum,
+                       sum of exponentials)
+    """
+
+    block: str
+    op: str
+    merge: str | None = None
+    merge_with: str | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output: ``tile`` [M, N] or ``row`` [M, 1]; index is its position among the function's parameters."""
+
+    block: str
+    index: int
+    dtype: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Elementwise work between two row reductions.
+
+    carried     block that makes this stage's float32 [M, N] value; None if the value of an earlier stage, or the
+                product, stays the carried one
+    operations  scalar operations that all blocks of the stage do for one element of the tile (normal_form.operations)
+    """
+
+    index: int
+    carried: str | None
+    reductions: tuple[Reduction, ...]
+    outputs: tuple[Output, ...]
+    operations: int = 0
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """One cluster: out = stages(x [M, K] @ w), float32 in between.
+
+    m         rows, None if symbolic
+    w_layout  ``NK`` or ``KN``
+    """
+
+    m: int | None
+    n: int
+    k: int
+    x_dtype: str
+    w_layout: str
+    operands: tuple[Operand, ...]
+    stages: tuple[Stage, ...]
+    kind: str
+    w_dtype: str
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """All outputs in the order of the function's parameters."""
+        every = [output for stage in self.stages for output in stage.outputs]
+        return tuple(sorted(every, key=lambda output: output.index))
+
+    @property
+    def reductions(self) -> tuple[Reduction, ...]:
+        """All reductions in program order."""
+        return tuple(reduction for stage in self.stages for reduction in stage.reductions)
+
+    @property
+    def tile_operands(self) -> tuple[Operand, ...]:
+        """The [M, N] operands, in the order of Plan.operands."""
+        return tuple(operand for operand in self.operands if operand.kind == "tile")
+
+    @property
+    def tile_outputs(self) -> tuple[Output, ...]:
+        """The [M, N] outputs, in the order of Plan.store."""
+        return tuple(output for output in self.outputs if output.kind == "tile")
+
+    @property
+    def col_operands(self) -> tuple[Operand, ...]:
+        """The [N] operands."""
+        return tuple(operand for operand in self.operands if operand.kind == "col")
+
+
+def blocks(func: tirx.PrimFunc) -> dict[str, Any]:
+    """Name -> SBlock of every block below the root, in program order."""
+    found: dict[str, Any] = {}
+
+    def visit(block: Any) -> None:
+        if block.name_hint in found:
+            raise not_canonical("unique block names", f"two blocks named {block.name_hint}")
+        found[block.name_hint] = block
+
+    tvm_ffi.structural_walk(func.body, [(s_tir.SBlock, visit)])
+    if isinstance(func.body, s_tir.SBlockRealize):
+        found.pop(func.body.block.name_hint)
+    return found
+
+
+def rounds(spec: ClusterSpec) -> list[list[Reduction]]:
+    """The reductions grouped into exchanges, in program order.
+
+    All reductions of a stage make one round; the second of a mergeable pair joins the round of its first, so a stage
+    whose only reduction it was needs no round of its own.
+    """
+    groups: list[list[Reduction]] = []
+    home: dict[str, list[Reduction]] = {}
+    for stage in spec.stages:
+        own: list[Reduction] = []
+        for reduction in stage.reductions:
+            group = own if reduction.merge_with is None else home[reduction.merge_with]
+            group.append(reduction)
+            home[reduction.block] = group
+        if own:
+            groups.append(own)
+    return groups
+
+
+def analyze(func: tirx.PrimFunc) -> ClusterSpec:
+    """The spec of a canonical function, scheduled or not.
+
+    Raises LoweringError, naming the clause, if the function is not canonical.
+    """
+    return _Analysis(func).spec()
+
+
+# --- the parts of analyze ---------------------------------------------------------------------------------------------
+
+
+class _Analysis:
+    """One run of analyze; holds the buffers and blocks by name."""
+
+    def __init__(self, func: tirx.PrimFunc):
+        self.func = func
+        if not isinstance(func, tirx.PrimFunc):
+            raise not_canonical("a PrimFunc", type(func).__name__)
+        other = [param.name for param in func.params if not isinstance(param.ty, tirx.BufferType)]
+        if other:
+            raise not_canonical("buffer parameters only", f"parameters {other}")
+        self.params = list(func.params)
+        self.blocks = {name: normal_form(name, block) for name, block in blocks(func).items()}
+        if "gemm" not in self.blocks:
+            raise not_canonical("a block named gemm", f"blocks {sorted(self.blocks)}")
+        #: buffers made by blocks, and what they hold
+        self.made = {block.store.buffer: name for name, block in self.blocks.items()}
+        if len(self.made) != len(self.blocks):
+            raise not_canonical(
+                "one block for each buffer", f"{len(self.blocks)} blocks write {len(self.made)} buffers"
+            )
+
+    def spec(self) -> ClusterSpec:
+        """Reads the product, then the stages in order, then the operands."""
+        gemm = self.blocks["gemm"]
+        m, n, k, layout = self._product(gemm)
+        self.m, self.n, self.kinds = m, n, dict[int, str]()
+        for block in self.blocks.values():
+            if block.store.buffer not in self.params and block.store.buffer.dtype != "float32":
+                raise not_canonical("float32 between the blocks", f"{block.name} of {block.store.buffer.dtype}")
+        stages = self._stages()
+        kind = str((self.func.attrs or {}).get("comfuse.kind", KINDS[0 if any(s.reductions for s in stages) else 1]))
+        if kind not in KINDS:
+            raise not_canonical(f"comfuse.kind one of {KINDS}", kind)
+        if (kind == KINDS[0]) != any(stage.reductions for stage in stages):
+            raise not_canonical("comfuse.kind gemm_reduce exactly with a row reduction", kind)
+        outputs = {output.index for stage in stages for output in stage.outputs}
+        x, w = self.params[:2]
+        for index, buffer in enumerate(self.params[2:], 2):
+            if index not in outputs and index not in self.kinds:
+                self.kinds[index] = self._kind_by_shape(buffer)
+        operands = tuple(
+            Operand(buffer.name, index, self.kinds[index], str(buffer.dtype))
+            for index, buffer in enumerate(self.params)
+            if index > 1 and index not in outputs
+        )
+        static = int(m) if isinstance(m, (int, tirx.IntImm)) else None
+        return ClusterSpec(static, n, k, str(x.dtype), layout, operands, tuple(stages), kind, str(w.dtype))
+
+    def _product(self, gemm: Block) -> tuple[Any, int, int, str]:
+        """M, N, K and the layout of w; gemm[i, j] += float32(x[i, k]) * float32(w[j, k] or w[k, j])."""
+        if len(self.params) < 3 or len(gemm.node.iter_vars) != 3 or gemm.op != "sum":
+            raise not_canonical(
+                "gemm to sum over k of three iteration variables", f"{len(gemm.node.iter_vars)} of them"
+            )
+        i, j, k = (it.var for it in gemm.node.iter_vars)
+        x, w = self.params[:2]
+        if not isinstance(gemm.value, tirx.Mul):
+            raise not_canonical("gemm to sum a product", type(gemm.value).__name__)
+        left, right = _uncast(gemm.value.a), _uncast(gemm.value.b)
+        if not (is_load(left, x, (i, k)) and (is_load(right, w, (j, k)) or is_load(right, w, (k, j)))):
+            raise not_canonical(
+                "gemm to multiply x[i, k] with w[j, k] or w[k, j], the first two parameters", str(gemm.value)
+            )
+        if not same_indices(gemm.store.indices, (i, j)):
+            raise not_canonical("gemm to write at [i, j]", str(gemm.store.indices))
+        layout = "NK" if is_load(right, w, (j, k)) else "KN"
+        shape = [x.shape[1], *w.shape]
+        if not all(isinstance(extent, tirx.IntImm) for extent in shape):
+            raise not_canonical("static N and K", f"x {list(x.shape)}, w {list(w.shape)}")
+        n = int(w.shape[0] if layout == "NK" else w.shape[1])
+        return x.shape[0], n, int(x.shape[1]), layout
+
+    def _stages(self) -> list[Stage]:
+        """All stages in order; checks that each block reads only what the key rule allows."""
+        levels = {block.level for block in self.blocks.values() if block.level is not None}
+        if levels != set(range(len(levels))) or not levels:
+            raise not_canonical("stages numbered from 0 without holes", f"{sorted(levels)}")
+        stages: list[Stage] = []
+        carried, rows = "gemm", list[str]()
+        for level in range(len(levels)):
+            stage, carried, rows = self._stage(level, carried, rows)
+            stages.append(stage)
+        if stages[-1].reductions or stages[-1].carried or not stages[-1].outputs:
+            raise not_canonical("a last stage with outputs only", f"stage {len(stages) - 1}")
+        for stage in stages[:-1]:
+            if not stage.reductions:
+                raise not_canonical("a reduction in every stage but the last", f"none in stage {stage.index}")
+        return stages
+
+    def _stage(self, level: int, carried: str, rows: list[str]) -> tuple[Stage, str, list[str]]:
+        """One stage, then the carried value and the row values that the next one may read."""
+        mine = [b for b in self.blocks.values() if b.level == level]
+        own = f"stage_{level}" if f"stage_{level}" in self.blocks else None
+        value = own or carried
+        reductions, outputs, operations = [], [], 0
+        for block in mine:
+            tiles = {carried, value} if block.output is not None else {carried if block.name == own else value}
+            self._check_reads(block, tiles, rows)
+            operations += operations_of(block.value, block.j) + (block.op is not None)
+            if block.nth is not None:
+                reductions.append(self._reduction(block, rows))
+            elif block.output is not None:
+                outputs.append(self._output(block))
+            elif not same_indices(block.store.indices, (block.i, block.j)) or block.op:
+                raise not_canonical("a stage block to write at [i, j]", block.name)
+        reductions.sort(key=lambda r: self.blocks[r.block].nth or 0)
+        outputs.sort(key=lambda o: self.blocks[o.block].output or 0)
+        stage = Stage(level, own, tuple(reductions), tuple(outputs), operations)
+        return stage, value, rows + [reduction.block for reduction in reductions]
+
+    def _check_reads(self, block: Block, tiles: set[str], rows: list[str]) -> None:
+        """Every load of a block: the carried tile at [i, j], row values of earlier stages at [i], operands."""
+        for load in loads(block.value):
+            source = self.made.get(load.source)
+            if source is None:
+                self._note_operand(block, load)
+            elif source in tiles:
+                if not same_indices(load.indices, (block.i, block.j)):
+                    raise not_canonical(f"{block.name} to read {source} at [i, j]", str(load))
+            elif source not in rows:
+                raise not_canonical(
+                    f"{block.name} to read the carried tile {sorted(tiles)}, row values of earlier stages and operands",
+                    f"a load of {source} (row values: {rows})",
+                )
+            elif not same_indices(load.indices, (block.i,)):
+                raise not_canonical(f"{block.name} to read the row value {source} at [i]", str(load))
+
+    def _note_operand(self, block: Block, load: Any) -> None:
+        """Learns an operand's kind from where it is read."""
+        index = next((n for n, buffer in enumerate(self.params) if buffer.same_as(load.source)), None)
+        if index is None or index < 2:
+            raise not_canonical(f"{block.name} to read parameters behind x and w", f"a load of {load.source.name}")
+        at, shape = list(load.indices), list(load.source.shape)
+        known = {
+            "tile": same_indices(at, (block.i, block.j)) and not is_one(shape[1]),
+            "row": same_indices(at[:1], (block.i,)) and (len(at) == 1 or is_one(shape[1])),
+            "col": block.j is not None and same_indices(at, (block.j,)),
+            "scalar": len(at) == 1 and is_one(shape[0]) and isinstance(at[0], tirx.IntImm),
+        }
+        kind = next((name for name, is_it in known.items() if is_it), None)
+        if kind is None or self.kinds.setdefault(index, kind) != kind:
+            raise not_canonical("operands read at [i, j], [j], [i] or [0], each in one way", f"{load} in {block.name}")
+
+    def _kind_by_shape(self, buffer: Any) -> str:
+        """The kind of an operand that no block reads."""
+        shape = [int(e) if isinstance(e, tirx.IntImm) else None for e in buffer.shape]
+        if len(shape) == 2:
+            return "row" if shape[1] == 1 else "tile"
+        if len(shape) != 1:
+            raise not_canonical("operands of one or two dimensions", f"{buffer.name} {list(buffer.shape)}")
+        return "scalar" if shape == [1] else "col" if shape == [self.n] else "row"
+
+    def _reduction(self, block: Block, rows: list[str]) -> Reduction:
+        if block.op is None or not same_indices(block.store.indices, (block.i,)):
+            raise not_canonical("a reduction block to write one value a row", block.name)
+        merge, first = (_annotation(block.node, key) for key in (MERGE, MERGE_WITH))
+        if merge is not None:
+            if merge not in MERGE_OPS or first not in rows:
+                raise not_canonical(
+                    f"{MERGE} one of {list(MERGE_OPS)} and {MERGE_WITH} an earlier reduction", f"{merge}, {first}"
+                )
+            check_pair(merge, self.blocks[first], block, self.n)
+        return Reduction(block.name, block.op, merge, first)
+
+    def _output(self, block: Block) -> Output:
+        index = next((n for n, buffer in enumerate(self.params) if buffer.same_as(block.store.buffer)), None)
+        if index is None:
+            raise not_canonical("an output block to write a parameter", block.name)
+        kind = "row" if is_one(block.store.buffer.shape[1]) and self.n != 1 else "tile"
+        at = block.store.indices
+        good = same_indices(at, (block.i, block.j)) if kind == "tile" else same_indices(at[:1], (block.i,))
+        if not good or block.op:
+            raise not_canonical("an output block to write at [i, j], or at [i, 0]", block.name)
+        return Output(block.name, index, str(block.store.buffer.dtype), kind)
+
+
+def _uncast(expr: Any) -> Any:
+    return expr.value if isinstance(expr, tirx.Cast) else expr
+
+
+def _annotation(node: Any, key: str) -> str | None:
+    value = node.annotations.get(key) if node.annotations else None
+    return None if value is None else str(value)

@@ -1,0 +1,131 @@
+"""schedules.cost and schedules.choose: anchored to measurements, monotone, deterministic, and never an illegal plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from canonical_examples import EXAMPLES
+
+from tvm_comfuse.refusal import Refusal
+from tvm_comfuse.schedules.choose import candidates, default_plan, rank
+from tvm_comfuse.schedules.cost import NOMINAL_ROWS, bytes_moved, estimate, stage_time
+from tvm_comfuse.schedules.device import H100, H200
+from tvm_comfuse.schedules.legality import legality
+from tvm_comfuse.schedules.plan import Plan
+from tvm_comfuse.schedules.spec import analyze
+
+
+def spec_of(name: str, m: int | None, n: int, k: int):
+    return analyze(EXAMPLES[name].build(m, n, k, "bfloat16"))
+
+
+SPEC = spec_of("layer_norm", 16384, 1024, 1024)
+PING = Plan(64, 256, 64, 3, "pingpong", 1, 1, "grid", 2, 1, 128, ("tma",), ("tma",))
+COOP = replace(PING, layout="cooperative", groups_m=2)
+
+
+def test_anchored_to_the_measured_main_loop() -> None:
+    # 11.0 us for 128 x 256 x 1024 on one SM, four rounds of 128 row tiles over 32 pairs of columns
+    assert estimate(COOP, SPEC, H200).product == pytest.approx(4 * 11.33, rel=0.03)
+
+
+def test_anchored_to_the_measured_stages() -> None:
+    assert stage_time(PING, SPEC) == pytest.approx(1.7, rel=0.01)
+    assert stage_time(replace(PING, operands=("global",)), SPEC) > stage_time(PING, SPEC)
+
+
+def test_memory_bound() -> None:
+    assert bytes_moved(SPEC) == 2 * (16384 * 1024 * 3 + 1024 * 1024)
+    assert estimate(PING, SPEC, H200).memory == pytest.approx(bytes_moved(SPEC) / 4.3e6)
+    assert estimate(PING, SPEC, H100).memory > estimate(PING, SPEC, H200).memory
+
+
+def test_pingpong_hides_stages_behind_a_long_main_loop_only() -> None:
+    assert estimate(PING, SPEC, H200).exposed == 0
+    short = spec_of("layer_norm", 16384, 1024, 128)
+    assert estimate(PING, short, H200).exposed > 0
+    assert estimate(COOP, SPEC, H200).exposed > 0
+
+
+def test_multicast_lowers_loads() -> None:
+    single = estimate(replace(PING, cluster_m=1), SPEC, H200)
+    assert estimate(PING, SPEC, H200).loads < single.loads
+
+
+def test_more_work_takes_longer() -> None:
+    base = estimate(PING, SPEC, H200).total
+    assert estimate(PING, replace(SPEC, m=32768), H200).total > base
+    assert estimate(PING, replace(SPEC, k=2048), H200).total > base
+    assert estimate(replace(PING, ctas=64), SPEC, H200).total > base
+    assert estimate(replace(PING, pipeline_depth=2), SPEC, H200).total > base
+
+
+def test_symbolic_rows_count_as_the_nominal_number() -> None:
+    symbolic, static = spec_of("layer_norm", None, 1024, 1024), spec_of("layer_norm", NOMINAL_ROWS, 1024, 1024)
+    assert estimate(PING, symbolic, H200) == estimate(PING, static, H200)
+
+
+def test_an_estimate_prints_its_parts() -> None:
+    text = str(estimate(PING, SPEC, H200))
+    assert text.endswith(")")
+    assert all(part in text for part in ("us", "product", "loads", "memory", "tail"))
+
+
+SHAPES = [
+    ("layer_norm", 16384, 768, 768),
+    ("layer_norm", 16384, 1024, 4096),
+    ("layer_norm", 256, 1024, 1024),
+    ("layer_norm", 4096, 1000, 512),
+    ("rms_residual", 8192, 5120, 5120),
+    ("rms_residual", None, 2304, 2048),
+    ("softmax_cap", 16384, 1024, 512),
+    ("bias_gelu", 4097, 3072, 768),
+    ("gate_two_outputs", 4096, 512, 512),
+    ("norm_of_softmax", 1, 8, 8),
+]
+
+
+@pytest.mark.parametrize(("name", "m", "n", "k"), SHAPES)
+def test_default_plan_is_legal_best_and_deterministic(name: str, m: int | None, n: int, k: int) -> None:
+    spec = spec_of(name, m, n, k)
+    plans = candidates(spec, H200)
+    assert len(plans) == len(set(plans))
+    assert all(legality(plan, spec, H200) == [] for plan in plans)
+    chosen = default_plan(spec, H200)
+    assert isinstance(chosen, Plan)
+    assert chosen in plans
+    assert chosen == default_plan(spec, H200)
+    assert all(rank(chosen, spec, H200) <= rank(plan, spec, H200) for plan in plans)
+    best = estimate(chosen, spec, H200)
+    assert best.total >= max(best.memory, best.product)
+
+
+def test_candidates_span_the_space() -> None:
+    plans = candidates(spec_of("layer_norm", 16384, 512, 512), H200)
+    assert {plan.exchange for plan in plans} == {"cta", "cluster", "grid"}
+    assert {plan.layout for plan in plans} == {"pingpong", "cooperative"}
+    assert {plan.cluster_m for plan in plans} == {1, 2}
+    assert {(plan.tile_m, plan.tile_n) for plan in plans} >= {(64, 64), (64, 256), (128, 128)}
+    assert any(plan.operands == ("global",) for plan in plans)
+    assert {plan.exchange for plan in candidates(spec_of("layer_norm", 16384, 128, 512), H200)} >= {"warp", "cta"}
+
+
+def test_few_rows_get_few_ctas() -> None:
+    plan = default_plan(spec_of("layer_norm", 64, 1024, 1024), H200)
+    assert isinstance(plan, Plan)
+    assert plan.ctas <= 32
+
+
+def test_refusals_say_why() -> None:
+    refusal = default_plan(spec_of("layer_norm", 16384, 1024, 1020), H200)
+    assert isinstance(refusal, Refusal)
+    assert refusal.code == "k-alignment"
+    assert refusal.numbers["K"] == 1020
+    # 300 column tiles of the widest CTA tile: more than there are SMs
+    wide = spec_of("layer_norm", 128, 512 * 300, 64)
+    assert candidates(wide, H200) == []
+    refusal = default_plan(wide, H200)
+    assert isinstance(refusal, Refusal)
+    assert refusal.code == "no-plan"
+    assert "must run at once" in str(refusal)

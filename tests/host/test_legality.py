@@ -1,0 +1,159 @@
+"""schedules.legality: each clause refuses exactly what it should, on plans one change away from a legal one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import tvm
+from canonical_examples import EXAMPLES
+
+from tvm_comfuse.schedules.device import H100, H200, device_of
+from tvm_comfuse.schedules.footprint import shared_memory
+from tvm_comfuse.schedules.legality import legality, supported
+from tvm_comfuse.schedules.plan import Plan
+from tvm_comfuse.schedules.spec import Operand, analyze
+
+SPEC = analyze(EXAMPLES["layer_norm"].build(16384, 1024, 1024, "bfloat16"))
+NARROW = analyze(EXAMPLES["layer_norm"].build(16384, 256, 1024, "bfloat16"))
+PLAIN = analyze(EXAMPLES["bias_gelu"].build(16384, 1024, 1024, "bfloat16"))
+GRID = Plan(64, 256, 64, 3, "pingpong", 1, 1, "grid", 1, 1, 132, ("tma",), ("tma",))
+CLUSTER = replace(GRID, exchange="cluster", cluster_n=4, ctas=120)
+WARP = replace(GRID, exchange="warp")
+CTA = replace(GRID, tile_n=128, layout="cooperative", groups_n=2, exchange="cta")
+NONE = replace(GRID, exchange="none", operands=())
+
+
+@pytest.mark.parametrize(
+    ("plan", "spec"),
+    [(GRID, SPEC), (CLUSTER, SPEC), (WARP, NARROW), (CTA, NARROW), (NONE, PLAIN)],
+    ids=["grid", "cluster", "warp", "cta", "none"],
+)
+def test_legal(plan: Plan, spec) -> None:
+    assert legality(plan, spec, H200) == []
+
+
+CHANGES = [
+    ({"tile_m": 0}, "not-positive"),
+    ({"ctas": 0}, "not-positive"),
+    ({"layout": "fast"}, "unknown-word"),
+    ({"exchange": "node"}, "unknown-word"),
+    ({"operands": ("register",)}, "unknown-word"),
+    ({"operands": ()}, "operands-count"),
+    ({"store": ("tma", "tma")}, "store-count"),
+    ({"tile_m": 32}, "tile-m"),
+    ({"tile_n": 320, "tile_m": 64}, "tile-n"),
+    ({"tile_n": 96}, "tile-n"),
+    ({"tile_k": 32}, "tile-k"),
+    ({"tile_m": 128}, "accumulators"),
+    ({"tile_n": 512}, "box-rows"),
+    ({"groups_m": 2}, "groups"),
+    ({"layout": "cooperative"}, "groups"),
+    ({"pipeline_depth": 1}, "pipeline-depth"),
+    ({"pipeline_depth": 17}, "pipeline-depth"),
+    ({"pipeline_depth": 4}, "shared-memory"),
+    ({"exchange": "none"}, "exchange-scope"),
+    ({"exchange": "warp"}, "exchange-scope"),
+    ({"exchange": "cta"}, "exchange-scope"),
+    ({"exchange": "cluster"}, "cluster-n"),
+    ({"cluster_n": 4}, "cluster-n"),
+    ({"exchange": "cluster", "cluster_n": 4, "cluster_m": 4}, "cluster-size"),
+    ({"cluster_m": 5}, "multicast-box"),
+    ({"ctas": 136}, "co-residency"),
+    ({"ctas": 130}, "grid-step"),
+    ({"cluster_m": 2, "ctas": 132}, "grid-step"),
+    ({"exchange": "cluster", "cluster_n": 4, "ctas": 132}, "co-residency"),
+]
+
+
+@pytest.mark.parametrize(("change", "code"), CHANGES)
+def test_one_change_is_refused(change: dict, code: str) -> None:
+    refusals = legality(replace(GRID, **change), SPEC, H200)
+    assert code in [refusal.code for refusal in refusals]
+    for refusal in refusals:
+        assert refusal.numbers
+        assert refusal.remedy
+
+
+def test_exchange_without_a_reduction() -> None:
+    assert [r.code for r in legality(replace(NONE, exchange="grid"), PLAIN, H200)] == ["exchange-none"]
+
+
+def test_cooperative_groups_side_by_side_need_cta_scope() -> None:
+    codes = [r.code for r in legality(replace(CTA, exchange="warp"), NARROW, H200)]
+    assert codes == ["exchange-scope"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"x_dtype": "float16"}, "matrix-dtype"),
+        ({"x_dtype": "float32", "w_dtype": "float32"}, "matrix-dtype"),
+        ({"k": 1020}, "k-alignment"),
+        ({"n": 1001}, "n-alignment"),
+        ({"m": 0}, "no-rows"),
+        ({"operands": (*SPEC.operands, Operand("mask", 9, "tile", "int8"))}, "stream-dtype"),
+        ({"operands": tuple(Operand(f"b{n}", n + 2, "col", "float32") for n in range(14))}, "parameters"),
+    ],
+)
+def test_clusters_without_a_legal_plan(change: dict, code: str) -> None:
+    spec = replace(SPEC, **change)
+    assert [r.code for r in supported(spec)] == [code]
+    placements = ("tma",) * len(spec.tile_operands)
+    assert code in [r.code for r in legality(replace(GRID, operands=placements), spec, H200)]
+
+
+def test_an_integer_output_is_refused() -> None:
+    output = replace(SPEC.stages[-1].outputs[0], dtype="int8")
+    stages = (*SPEC.stages[:-1], replace(SPEC.stages[-1], outputs=(output,)))
+    assert [r.code for r in supported(replace(SPEC, stages=stages))] == ["stream-dtype"]
+
+
+def test_all_reasons_at_once() -> None:
+    codes = {r.code for r in legality(replace(GRID, tile_k=32, ctas=130, pipeline_depth=1), SPEC, H200)}
+    assert codes == {"tile-k", "grid-step", "pipeline-depth"}
+
+
+def test_shared_memory_by_hand() -> None:
+    parts = shared_memory(GRID, SPEC)
+    assert parts == {
+        "pipeline": 3 * (64 + 256) * 64 * 2,
+        "staging": 2 * 64 * 256 * 2,
+        "operands": 0,
+        "vectors": 3 * 4 * 256,
+        "mailboxes": 0,
+        "barriers": 8 * (2 * 3 + 16),
+    }
+    # two values a row and part, two generations; pingpong has 128 rows
+    assert shared_memory(CLUSTER, SPEC)["mailboxes"] == 128 * 4 * 2 * 8 * 2
+    assert shared_memory(CTA, NARROW)["mailboxes"] == 64 * 2 * 2 * 8 * 2
+    wide = shared_memory(replace(GRID, layout="cooperative", groups_m=2), SPEC)
+    assert wide["pipeline"] == 3 * (128 + 256) * 64 * 2
+
+
+def test_staging_takes_the_widest_tensor_and_further_operands_their_own_tile() -> None:
+    spec = analyze(EXAMPLES["gate_two_outputs"].build(256, 256, 64))
+    plan = replace(GRID, tile_n=64, operands=("tma",), store=("tma", "global"))
+    assert shared_memory(plan, spec)["staging"] == 2 * 64 * 64 * 4
+    assert shared_memory(replace(plan, operands=("global",)), spec)["staging"] == 2 * 64 * 64 * 2
+    nothing = replace(plan, operands=("global",), store=("global", "global"))
+    assert shared_memory(nothing, spec)["staging"] == 0
+    two = replace(spec, operands=(*spec.operands, Operand("r", 8, "tile", "float16")))
+    assert shared_memory(replace(plan, operands=("tma", "tma")), two)["operands"] == 2 * 64 * 64 * 2
+
+
+def test_device_of() -> None:
+    def cuda(**more):
+        return tvm.target.Target({"kind": "cuda", **more}, host="llvm")
+
+    assert device_of(cuda(arch="sm_90a")) is H200
+    assert device_of(tvm.target.Target("nvidia/nvidia-h100")) is H100
+    assert device_of(cuda(arch="sm_80")) is None
+    assert device_of(cuda(arch="sm_90")) is None
+    assert device_of(tvm.target.Target("llvm")) is None
+
+
+def test_device_clusters() -> None:
+    assert [H200.clusters(size) for size in (0, 1, 2, 4, 8, 9)] == [0, 132, 66, 30, 15, 0]
+    assert H200.measured
+    assert not H100.measured

@@ -1,0 +1,1 @@
+"""From a scheduled cluster and its plan to a TIRx kernel, and the TIR pipeline that does it during compilation."""

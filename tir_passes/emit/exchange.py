@@ -1,0 +1,103 @@
+"""Row values across warp groups, CTAs and the grid, by mailboxes.
+
+A partial travels as one 8-byte store of (value, tag); a reader takes it once the tag is the one it expects, so the data is
+its own flag: no fence, and one trip instead of two.  A slot is written at every second exchange of its warp group (two
+parities).  Writing exchange x + 2 cannot overtake a reader of exchange x: the writer has finished exchange x + 1, for which
+it took a partial of that reader, who had sent it after reading exchange x.
+
+cta, cluster   slots in the shared memory of every reader (distributed shared memory); tags count from 1
+grid           one slot in global memory; tags go on from launch to launch, so nothing has to be cleared in between
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script import tirx as T
+
+from tvm_comfuse.tir_passes.emit.dsl import f32, registers, store, u32, when
+from tvm_comfuse.tir_passes.emit.instructions import post_cluster, post_grid, take_cluster, take_grid
+
+Expr = Any
+QUAD = 4
+
+
+class Exchange:
+    """Sends a warp group's row partials and takes those of all parts of the row."""
+
+    def __init__(self, kernel: Any, tag_base: Expr):
+        self.kernel = kernel
+        self.tag_base = tag_base
+        self.parts = kernel.geometry.row_parts
+        self.scope = kernel.plan.exchange
+
+    def share(self, count: int, number: Expr, partial: Any) -> Any:
+        """One exchange.
+
+        count    values per row
+        number   how many exchanges this warp group did before, in this launch
+        partial  registers [count, rows]
+        Returns registers [count, rows, mine]: the partials of parts q, q + 4, ... for lane q of a quad.
+        """
+        kernel, fragment = self.kernel, self.kernel.fragment
+        tag = self.tag_base + u32(number) + u32(1)
+        parity = number % 2
+        part = kernel.place.part * kernel.plan.groups_n + kernel.group_column(kernel.group)
+        # lane v of a quad sends value v
+        for value in range(count):
+            for row in range(fragment.rows):
+                self._post(parity, part, value, row, partial[value, row], tag)
+        mine = -(-self.parts // QUAD)
+        got = registers([count, fragment.rows, mine], "float32", "taken")
+        for turn in range(mine):
+            source = fragment.quad_lane + turn * QUAD
+            for value in range(count):
+                for row in range(fragment.rows):
+                    store(got, f32(0.0), value, row, turn)
+            with when(source < self.parts):
+                for value in range(count):
+                    for row in range(fragment.rows):
+                        store(got, self._take(parity, source, value, row, tag), value, row, turn)
+        return got
+
+    def _post(self, parity: Expr, part: Expr, value: int, row: int, what: Expr, tag: Expr) -> None:
+        kernel, lane = self.kernel, self.kernel.fragment.quad_lane
+        if self.scope == "grid":
+            with when(lane == (value + row) % QUAD):
+                post_grid(self._global_slot(parity, part, value, row), what, tag)
+            return
+        # lane q of the quad serves the CTAs q, q + 4, ...
+        slot = self._shared_slot(parity, part, value, row)
+        readers = kernel.geometry.parts
+        for turn in range(-(-readers // QUAD)):
+            reader = lane + turn * QUAD
+            with when(reader < readers):
+                post_cluster(slot, self._rank_of(reader), what, tag)
+
+    def _rank_of(self, part: Expr) -> Expr:
+        """Cluster rank of the CTA with the columns of `part` and this CTA's rows."""
+        plan, place = self.kernel.plan, self.kernel.place
+        return part * plan.cluster_m + place.share if plan.cluster_n > 1 else place.rank
+
+    def _take(self, parity: Expr, part: Expr, value: int, row: int, tag: Expr) -> Expr:
+        if self.scope == "grid":
+            return take_grid(self._global_slot(parity, part, value, row), tag)
+        return take_cluster(self._shared_slot(parity, part, value, row), tag)
+
+    def _index(self, parity: Expr, part: Expr, value: int, row: int) -> Expr:
+        kernel, fragment = self.kernel, self.kernel.fragment
+        domain = kernel.group if kernel.geometry.pingpong else kernel.group_row(kernel.group)
+        values = kernel.layout.row_values
+        index = (domain * 2 + parity) * self.parts + part
+        return (index * values + value) * kernel.plan.tile_m + fragment.row(row)
+
+    def _shared_slot(self, parity: Expr, part: Expr, value: int, row: int) -> Expr:
+        return self.kernel.smem.ptr_to([self.kernel.layout.mailbox + self._index(parity, part, value, row) * 8])
+
+    def _global_slot(self, parity: Expr, part: Expr, value: int, row: int) -> Expr:
+        kernel = self.kernel
+        group_slots = 2 * 2 * self.parts * kernel.layout.row_values * kernel.plan.tile_m
+        return kernel.workspace.slot(kernel.place.group * group_slots + self._index(parity, part, value, row))
+
+
+__all__ = ["QUAD", "Exchange", "T"]

@@ -1,0 +1,133 @@
+"""Who works on which part of the result.
+
+The N columns are cut into `parts` of `cta_columns`; a CTA keeps its part for its whole life.  The M rows are cut into
+units of `unit_rows`.  `parts` CTAs with different parts form a row group; group q works on units q, q + groups,
+q + 2 groups, ...: its steps 0, 1, 2, ...  In the pingpong layout MMA warp group g does the steps s with s % 2 == g; in the
+cooperative layout both warp groups do every step together.  cluster_m neighbouring groups share W, so they do the same
+number of steps; a unit that begins behind M computes rows that nobody stores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script import tirx as T
+
+from tvm_comfuse.schedules.plan import MMA_GROUPS, Plan
+from tvm_comfuse.schedules.spec import ClusterSpec
+
+Expr = Any
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The static part of the map from CTAs to the result."""
+
+    plan: Plan
+    spec: ClusterSpec
+
+    @property
+    def pingpong(self) -> bool:
+        """Whether each MMA warp group has a tile of its own."""
+        return self.plan.layout == "pingpong"
+
+    @property
+    def unit_rows(self) -> int:
+        """Rows of one step of one CTA."""
+        return self.plan.tile_m if self.pingpong else self.plan.tile_m * self.plan.groups_m
+
+    @property
+    def parts(self) -> int:
+        """CTAs that share a row."""
+        return -(-self.spec.n // self.plan.cta_columns)
+
+    @property
+    def row_parts(self) -> int:
+        """Tiles of MMA warp groups that share a row; part p covers the columns [p tile_n, (p + 1) tile_n)."""
+        return self.parts * self.plan.groups_n
+
+    @property
+    def groups(self) -> int:
+        """Row groups of the grid."""
+        return self.plan.ctas // self.parts
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a thread block cluster."""
+        return self.plan.cluster_m * self.plan.cluster_n
+
+    @property
+    def k_slots(self) -> int:
+        """Pipeline slots that one step fills."""
+        return -(-self.spec.k // self.plan.tile_k)
+
+    @property
+    def ragged_n(self) -> bool:
+        """Whether the last part has columns behind N."""
+        return self.spec.n % self.plan.cta_columns != 0
+
+    @property
+    def steps_of_group(self) -> int:
+        """1 if every MMA warp group does every step, else the distance between its steps."""
+        return MMA_GROUPS if self.pingpong else 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """The kernel's view of itself: index expressions of one CTA."""
+
+    geometry: Geometry
+    cluster: Expr
+    rank: Expr
+    rows: Expr
+
+    @property
+    def part(self) -> Expr:
+        """Index of this CTA's columns among `parts`."""
+        if self.geometry.plan.cluster_n > 1:
+            return self.rank // self.geometry.plan.cluster_m
+        return self.cluster % self.geometry.parts
+
+    @property
+    def share(self) -> Expr:
+        """Index of this CTA among the cluster_m that share W."""
+        return self.rank % self.geometry.plan.cluster_m
+
+    @property
+    def first_group(self) -> Expr:
+        """Row group of the CTA with share 0."""
+        cluster_m = self.geometry.plan.cluster_m
+        if self.geometry.plan.cluster_n > 1:
+            return self.cluster * cluster_m
+        return (self.cluster // self.geometry.parts) * cluster_m
+
+    @property
+    def group(self) -> Expr:
+        """Row group of this CTA."""
+        return self.first_group + self.share
+
+    @property
+    def units(self) -> Expr:
+        """Units of rows in the result, int32."""
+        unit = self.geometry.unit_rows
+        return T.cast((self.rows + (unit - 1)) // unit, "int32")
+
+    @property
+    def steps(self) -> Expr:
+        """Steps this CTA does: as many as the one of its cluster that has the most."""
+        groups = self.geometry.groups
+        return (self.units - self.first_group + (groups - 1)) // groups
+
+    def row(self, step: Expr) -> Expr:
+        """First row of the unit of a step, int32."""
+        return (self.group + step * self.geometry.groups) * self.geometry.unit_rows
+
+    @property
+    def column(self) -> Expr:
+        """First column of this CTA."""
+        return self.part * self.geometry.plan.cta_columns
+
+    def peer(self, share: Expr) -> Expr:
+        """Cluster rank of the CTA with the same columns and another share."""
+        return (self.rank // self.geometry.plan.cluster_m) * self.geometry.plan.cluster_m + share

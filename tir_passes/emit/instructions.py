@@ -1,0 +1,79 @@
+"""Instructions the PTX table lacks, or that need a value back: one-line CUDA wrappers, each with the reason it exists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script import tirx as T
+
+from tvm_comfuse.tir_passes.emit.dsl import do
+
+Expr = Any
+
+TMA_LOAD = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+TMA_LOAD_MULTICAST = TMA_LOAD + ".multicast::cluster"
+TMA_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group"
+
+_PIN = '__device__ __forceinline__ void comfuse_pin(float& r) { asm volatile("" : "+f"(r) :: "memory"); }\n'
+_ARRIVE_AT = """__device__ __forceinline__ void comfuse_arrive_at(void* bar, unsigned rank) {
+  unsigned a = (unsigned)__cvta_generic_to_shared(bar), r;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(rank));
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(r) : "memory"); }
+"""
+_POST_CLUSTER = """__device__ __forceinline__ void comfuse_post_cluster(void* slot, unsigned rank, float v, unsigned tag) {
+  unsigned a = (unsigned)__cvta_generic_to_shared(slot), r;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(rank));
+  unsigned long long w = ((unsigned long long)tag << 32) | __float_as_uint(v);
+  asm volatile("st.relaxed.cluster.shared::cluster.b64 [%0], %1;" :: "r"(r), "l"(w) : "memory"); }
+"""
+_TAKE_CLUSTER = """__device__ __forceinline__ float comfuse_take_cluster(void* slot, unsigned tag) {
+  unsigned a = (unsigned)__cvta_generic_to_shared(slot); unsigned long long w;
+  do { asm volatile("ld.relaxed.cluster.shared::cta.b64 %0, [%1];" : "=l"(w) : "r"(a) : "memory"); } while ((unsigned)(w >> 32) != tag);
+  return __uint_as_float((unsigned)w); }
+"""
+_POST_GRID = """__device__ __forceinline__ void comfuse_post_grid(void* slot, float v, unsigned tag) {
+  unsigned long long w = ((unsigned long long)tag << 32) | __float_as_uint(v);
+  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" :: "l"(slot), "l"(w) : "memory"); }
+"""
+_TAKE_GRID = """__device__ __forceinline__ float comfuse_take_grid(void* slot, unsigned tag) {
+  unsigned long long w;
+  do { asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(w) : "l"(slot) : "memory"); } while ((unsigned)(w >> 32) != tag);
+  return __uint_as_float((unsigned)w); }
+"""
+
+
+def pin(register: Expr) -> None:
+    """Keeps the compiler from moving reads of an accumulator above the wait for its wgmma.
+
+    `T.cuda.wgmma.noop_barrier` is meant for this; in TVM 0.27 it takes the register by value.
+    """
+    do(T.cuda.func_call("comfuse_pin", register, source_code=_PIN))
+
+
+def arrive_at(barrier: Expr, rank: Expr) -> None:
+    """Arrives on the same barrier of CTA `rank` of the cluster."""
+    do(T.cuda.func_call("comfuse_arrive_at", barrier, T.cast(rank, "uint32"), source_code=_ARRIVE_AT))
+
+
+def post_cluster(slot: Expr, rank: Expr, value: Expr, tag: Expr) -> None:
+    """Writes (value, tag) as one 8-byte store to the slot's counterpart in CTA `rank`."""
+    do(
+        T.cuda.func_call(
+            "comfuse_post_cluster", slot, T.cast(rank, "uint32"), value, tag, source_code=_POST_CLUSTER
+        )
+    )
+
+
+def take_cluster(slot: Expr, tag: Expr) -> Expr:
+    """The value of a slot in this CTA's shared memory once its tag is `tag`."""
+    return T.cuda.func_call("comfuse_take_cluster", slot, tag, source_code=_TAKE_CLUSTER, return_type="float32")
+
+
+def post_grid(slot: Expr, value: Expr, tag: Expr) -> None:
+    """Writes (value, tag) as one 8-byte store to a slot in global memory."""
+    do(T.cuda.func_call("comfuse_post_grid", slot, value, tag, source_code=_POST_GRID))
+
+
+def take_grid(slot: Expr, tag: Expr) -> Expr:
+    """The value of a slot in global memory once its tag is `tag`."""
+    return T.cuda.func_call("comfuse_take_grid", slot, tag, source_code=_TAKE_GRID, return_type="float32")

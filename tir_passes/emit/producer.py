@@ -1,0 +1,139 @@
+"""The producer warp group: three warps that only move tiles.
+
+warp 0 fills the ring with A and B; warp 1 brings the [M, N] operands a step ahead; warp 2 sends results away.  One lane of
+each works, so that nothing here needs more registers than the role has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script import tirx as T
+
+from tvm_comfuse.tir_passes.emit.dsl import do, loop, when
+from tvm_comfuse.tir_passes.emit.instructions import TMA_LOAD, TMA_LOAD_MULTICAST, TMA_STORE
+from tvm_comfuse.tir_passes.emit.ring import Cursor, arm, arrive, wait
+from tvm_comfuse.tir_passes.emit.shared import ATOM_BYTES, ATOM_COLUMNS
+from tvm_comfuse.schedules.plan import MMA_GROUPS
+
+Expr = Any
+
+
+def fill_ring(kernel: Any) -> None:
+    """Warp 0: for each step and slot, wait until it is empty, arm it, load A and this CTA's share of B."""
+    geometry, plan, place = kernel.geometry, kernel.plan, kernel.place
+    cursor = Cursor(plan.pipeline_depth, 1, "fill")
+    with loop(place.steps, "step") as step, loop(geometry.k_slots, "k") as k:
+        wait(kernel.empty, cursor.slot.value, cursor.parity.value)
+        arm(kernel.full, cursor.slot.value, kernel.layout.slot_bytes)
+        base = cursor.slot.value * kernel.layout.slot_bytes
+        barrier = kernel.full.ptr_to([cursor.slot.value])
+        depth = k * plan.tile_k
+        do(T.ptx[TMA_LOAD](kernel.smem.ptr_to([base]), _address(kernel.a_map), depth, place.row(step), barrier))
+        _load_b(kernel, base + kernel.layout.a_bytes, depth, barrier)
+        cursor.advance(1)
+
+
+def _load_b(kernel: Any, base: Expr, depth: Expr, barrier: Expr) -> None:
+    """B: [N, K] in boxes of rows, [K, N] in boxes of 64 columns; the CTAs that share W take turns at the boxes."""
+    plan, place = kernel.plan, kernel.place
+    for index, (offset, column) in enumerate(b_boxes(plan, kernel.spec.w_layout)):
+        along_n = place.column + column
+        at = (depth, along_n) if kernel.spec.w_layout == "NK" else (along_n, depth)
+        target = kernel.smem.ptr_to([base + offset])
+        if plan.cluster_m == 1:
+            do(T.ptx[TMA_LOAD](target, _address(kernel.w_map), *at, barrier))
+            continue
+        with when(place.share == index % plan.cluster_m):
+            mask = T.cast(T.uint32((1 << plan.cluster_m) - 1) << T.cast(place.peer(0), "uint32"), "uint16")
+            do(T.ptx[TMA_LOAD_MULTICAST](target, _address(kernel.w_map), *at, barrier, mask))
+
+
+def b_box_rows(plan: Any, w_layout: str) -> int:
+    """Rows of one TMA box of W."""
+    return plan.tile_n // plan.cluster_m if w_layout == "NK" else plan.tile_k
+
+
+def b_boxes(plan: Any, w_layout: str) -> list[tuple[int, int]]:
+    """(byte offset in the B tile, first column) of every box."""
+    columns = b_box_rows(plan, w_layout) if w_layout == "NK" else ATOM_COLUMNS
+    rows = columns if w_layout == "NK" else plan.tile_k
+    count = plan.cta_columns // columns
+    return [(index * rows * ATOM_BYTES, index * columns) for index in range(count)]
+
+
+def bring_operands(kernel: Any) -> None:
+    """Warp 1: the TMA-placed [M, N] operands of each step, as soon as the staging tile they go to is free."""
+    with _own_steps(kernel) as (step, group, use):
+        for slot in kernel.operand_tiles:
+            _await_free(kernel, group, slot, use)
+            index = kernel.tile_barrier(group, slot.tile)
+            arm(kernel.tile_full, index, kernel.layout.tile_bytes)
+            _boxes(kernel, step, group, slot.tile, lambda at, smem, i=index, m=slot.map: do(
+                T.ptx[TMA_LOAD](smem, _address(m), *at, kernel.tile_full.ptr_to([i]))
+            ))
+
+
+def _await_free(kernel: Any, group: Expr, slot: Any, use: Expr) -> None:
+    """Waits, one phase at a time, for everything that frees a tile in a step: a wait may not skip a phase."""
+    index = kernel.tile_barrier(group, slot.tile)
+    if slot.frees_per_step == 1:
+        wait(kernel.tile_empty, index, (use + 1) % 2)  # parity 1 passes on a fresh barrier
+        return
+    with when(use > 0):
+        for nth in range(slot.frees_per_step):
+            wait(kernel.tile_empty, index, ((use - 1) * slot.frees_per_step + nth) % 2)
+
+
+def send_results(kernel: Any) -> None:
+    """Warp 2: stores each result tile once its warp group has written it, then frees the tile."""
+    stores = kernel.store_tiles
+    with _own_steps(kernel) as (step, group, use):
+        for nth, slot in enumerate(stores):
+            wait(kernel.tile_ready, group, (use * len(stores) + nth) % 2)
+            _boxes(kernel, step, group, slot.tile, lambda at, smem, m=slot.map: do(
+                T.ptx[TMA_STORE](_address(m), *at, smem)
+            ))
+            do(T.ptx.cp.async_.bulk.commit_group())
+            do(T.ptx.cp.async_.bulk.wait_group.read(0))
+            arrive(kernel.tile_empty, kernel.tile_barrier(group, slot.tile))
+
+
+class _own_steps:
+    """Context: loops over steps and, in the cooperative layout, over both groups; gives (step, group, use), `use` being how
+    many steps that group did before."""
+
+    def __init__(self, kernel: Any):
+        self.kernel = kernel
+
+    def __enter__(self) -> tuple[Expr, Expr, Expr]:
+        geometry = self.kernel.geometry
+        self.outer = loop(self.kernel.place.steps, "step")
+        step = self.outer.__enter__()
+        self.inner = None
+        if geometry.pingpong:
+            return step, step % MMA_GROUPS, step // MMA_GROUPS
+        self.inner = loop(MMA_GROUPS, "group")
+        return step, self.inner.__enter__(), step
+
+    def __exit__(self, *error: Any) -> None:
+        if self.inner is not None:
+            self.inner.__exit__(*error)
+        self.outer.__exit__(*error)
+
+
+def _boxes(kernel: Any, step: Expr, group: Expr, tile: int, move: Any) -> None:
+    """Calls move((column, row), shared address) for each 64-column box of a group's tile."""
+    plan = kernel.plan
+    row = kernel.place.row(step) + kernel.group_row(group) * plan.tile_m
+    column = kernel.place.column + kernel.group_column(group) * plan.tile_n
+    for box in range(plan.tile_n // ATOM_COLUMNS):
+        offset = kernel.layout.tile(group, tile) + box * plan.tile_m * ATOM_BYTES
+        move((column + box * ATOM_COLUMNS, row), kernel.smem.ptr_to([offset]))
+
+
+def _address(tensor_map: Any) -> Expr:
+    return T.address_of(tensor_map)
+
+
+__all__ = ["b_box_rows", "b_boxes", "bring_operands", "fill_ring", "send_results"]

@@ -1,0 +1,121 @@
+"""Row reductions: over a thread's elements, the quad, and the parts of the row.
+
+A round is a set of reductions whose partials travel in one exchange.  A pair of dependent reductions is one round too:
+  moments   each part sends its mean and centred sum of squares; they merge by Chan's formula
+            (Chan, Golub, LeVeque, 1979): M2 = sum over parts of M2_p + n_p (mean_p - mean)^2
+  softmax   each part sends its maximum and its sum of exponentials below that; s = sum of s_p exp(max_p - max)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script import tirx as T
+
+from tvm_comfuse.tir_passes.emit.dsl import f32, registers, store
+from tvm_comfuse.tir_passes.emit.exchange import QUAD, Exchange
+from tvm_comfuse.tir_passes.emit.stages import COMBINE, IDENTITY, Stages
+
+Expr = Any
+
+
+def reduce_round(kernel: Any, stages: Stages, members: list[Any], first_actions: list[Any], number: Expr) -> None:
+    """Emits one round; `first_actions` join its first pass.  Afterwards stages.rows has every member's row value."""
+    firsts = [member for member in members if member.merge is None]
+    seconds = [member for member in members if member.merge is not None]
+    for member in firsts:
+        _clear(stages, member)
+    stages.sweep(
+        first_actions
+        + [stages.accumulate(kernel.blocks[m.block], m.op, stages.rows.of(m.block)) for m in firsts]
+    )
+    for member in firsts:
+        for row in range(kernel.fragment.rows):
+            stages.across_quad(member.op, stages.rows.of(member.block), row)
+    for member in seconds:
+        _clear(stages, member)
+        if member.merge == "moments":
+            _localise_mean(kernel, stages.rows.of(member.merge_with))
+    if seconds:
+        stages.sweep([stages.accumulate(kernel.blocks[m.block], m.op, stages.rows.of(m.block)) for m in seconds])
+    for member in seconds:
+        for row in range(kernel.fragment.rows):
+            stages.across_quad(member.op, stages.rows.of(member.block), row)
+    if kernel.plan.exchange != "warp":
+        _across_parts(kernel, stages, members, number)
+
+
+def _clear(stages: Stages, member: Any) -> None:
+    for row in range(stages.fragment.rows):
+        store(stages.rows.of(member.block), IDENTITY[member.op](), row)
+
+
+def _columns_of(kernel: Any, part: Expr) -> Expr:
+    """Columns of a part of the row that lie before N, as float32."""
+    left = T.max(T.min(kernel.spec.n - part * kernel.plan.tile_n, kernel.plan.tile_n), 0)
+    return T.cast(left, "float32")
+
+
+def _localise_mean(kernel: Any, total: Any) -> None:
+    """Scales a part's sum so that `total / N`, as the expressions have it, is the mean of the part."""
+    if kernel.plan.exchange == "warp":
+        return
+    own = T.max(_columns_of(kernel, kernel.row_part), f32(1.0))
+    for row in range(kernel.fragment.rows):
+        store(total, total[row] * (f32(float(kernel.spec.n)) / own), row)
+
+
+def _across_parts(kernel: Any, stages: Stages, members: list[Any], number: Expr) -> None:
+    """Exchanges the partials of a round and merges them, the same way in every lane and CTA."""
+    rows, count = kernel.fragment.rows, len(members)
+    partial = registers([count, rows], "float32", "partial")
+    for index, member in enumerate(members):
+        for row in range(rows):
+            store(partial, stages.rows.of(member.block)[row], index, row)
+    taken = Exchange(kernel, kernel.tag_base).share(count, number, partial)
+    position = {member.block: index for index, member in enumerate(members)}
+    for row in range(rows):
+        for member in members:
+            index = position[member.block]
+            if member.merge is None:
+                _merge_plain(kernel, stages, member, taken, index, row)
+        for member in members:
+            if member.merge is not None:
+                _merge_second(kernel, stages, member, taken, position, row)
+
+
+def _parts_of(kernel: Any) -> list[tuple[int, Expr]]:
+    """(turn, part) of what this lane of the quad took."""
+    turns = -(-kernel.geometry.row_parts // QUAD)
+    return [(turn, kernel.fragment.quad_lane + turn * QUAD) for turn in range(turns)]
+
+
+def _merge_plain(kernel: Any, stages: Stages, member: Any, taken: Any, index: int, row: int) -> None:
+    """Row value = combination over the parts; a mean of means is weighted by columns."""
+    paired = kernel.merge_of(member.block)
+    cells = stages.rows.of(member.block)
+    store(cells, IDENTITY[member.op](), row)
+    for turn, part in _parts_of(kernel):
+        value = taken[index, row, turn]
+        if paired == "moments":
+            value = value * (_columns_of(kernel, part) * f32(1.0 / kernel.spec.n))
+        inside = part < kernel.geometry.row_parts
+        store(cells, COMBINE[member.op](cells[row], T.if_then_else(inside, value, IDENTITY[member.op]())), row)
+    stages.across_quad(member.op, cells, row)
+
+
+def _merge_second(kernel: Any, stages: Stages, member: Any, taken: Any, position: dict[str, int], row: int) -> None:
+    """The second of a pair: each part's value corrected for what the first became."""
+    first = stages.rows.of(member.merge_with)[row]
+    cells = stages.rows.of(member.block)
+    store(cells, f32(0.0), row)
+    for turn, part in _parts_of(kernel):
+        of_first = taken[position[member.merge_with], row, turn]
+        of_second = taken[position[member.block], row, turn]
+        if member.merge == "moments":
+            distance = (of_first - first) * f32(1.0 / kernel.spec.n)
+            value = of_second + _columns_of(kernel, part) * (distance * distance)
+        else:
+            value = of_second * T.exp(of_first - first)
+        store(cells, cells[row] + T.if_then_else(part < kernel.geometry.row_parts, value, f32(0.0)), row)
+    stages.across_quad("sum", cells, row)

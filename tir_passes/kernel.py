@@ -1,0 +1,363 @@
+"""The kernel of a cluster, from top to bottom.
+
+384 threads: warp group 0 moves tiles, warp groups 1 and 2 multiply and run the stages.  See docs/kernel.md for the picture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as frames
+
+from tvm_comfuse.schedules.plan import MMA_GROUPS, Plan
+from tvm_comfuse.schedules.spec import ClusterSpec, rounds
+from tvm_comfuse.tir_passes.analysis import last_uses, normal_forms
+from tvm_comfuse.tir_passes.emit import operands, ring
+from tvm_comfuse.tir_passes.emit.dsl import Cell, Expr, do, loop, named, registers, store, u32, when
+from tvm_comfuse.tir_passes.emit.expressions import read_buffers
+from tvm_comfuse.tir_passes.emit.fragment import Fragment
+from tvm_comfuse.tir_passes.emit.geometry import Geometry, Place
+from tvm_comfuse.tir_passes.emit.mma import MainLoop
+from tvm_comfuse.tir_passes.emit.producer import b_box_rows, bring_operands, fill_ring, send_results
+from tvm_comfuse.tir_passes.emit.reduce import reduce_round
+from tvm_comfuse.tir_passes.emit.shared import ALIGNMENT, SharedLayout
+from tvm_comfuse.tir_passes.emit.staging import StagingTiles
+from tvm_comfuse.tir_passes.emit.stages import RowValues, Stages
+from tvm_comfuse.tir_passes.emit.tensormaps import tensor_map
+from tvm_comfuse.tir_passes.emit.workspace import Workspace
+
+WARP_GROUP = 128
+THREADS = WARP_GROUP * (1 + MMA_GROUPS)
+#: registers of a thread after setmaxnreg: 128 * 40 + 256 * 232 = 64,512 of 65,536
+PRODUCER_REGISTERS, MMA_REGISTERS = 40, 232
+#: named barriers 1 and 2 order the main loops of the pingpong layout (0 is the CTA's)
+ORDER_BARRIER = 1
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where the kernel keeps what a buffer of the scheduled function holds."""
+
+    kind: str  # carried, row_value, tile, col, row, scalar
+    name: str
+    index: int
+
+
+class Kernel:
+    """One kernel while it is emitted.  The first methods declare; `emit` is the kernel."""
+
+    when = staticmethod(when)
+
+    def __init__(self, func: tirx.PrimFunc, spec: ClusterSpec, plan: Plan, name: str):
+        self.func, self.spec, self.plan, self.name = func, spec, plan, name
+        self.geometry = Geometry(plan, spec)
+        self.blocks = normal_forms(func)
+        self.rounds = rounds(spec)
+        self.staging = StagingTiles.of(spec, plan, last_uses(func))
+        values = max([len(members) for members in self.rounds], default=0)
+        self.layout = SharedLayout(self.geometry, self.staging.count, len(spec.col_operands), values)
+
+    # --- what lives where ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _homes(self) -> dict[Any, Home]:
+        homes: dict[Any, Home] = {}
+        for name, block in self.blocks.items():
+            if name == "gemm" or (name.startswith("stage_") and "_out" not in name):
+                homes[block.store.buffer] = Home("carried", name, 0)
+            elif name.startswith("reduce_"):
+                homes[block.store.buffer] = Home("row_value", name, 0)
+        counts: dict[str, int] = {}
+        for operand in self.spec.operands:
+            index = counts.get(operand.kind, 0)
+            counts[operand.kind] = index + 1
+            homes[self.func.params[operand.index]] = Home(operand.kind, operand.name, index)
+        return homes
+
+    def home(self, buffer: Any) -> Home:
+        """The home of a buffer that a stage reads."""
+        return self._homes[buffer]
+
+    def inputs(self, kind: str) -> list[Any]:
+        """The scheduled function's parameters of one kind of operand, in order."""
+        return [self.func.params[operand.index] for operand in self.spec.operands if operand.kind == kind]
+
+    def merge_of(self, block: str) -> str | None:
+        """How the reduction that pairs up with `block` merges with it."""
+        return next((r.merge for r in self.spec.reductions if r.merge_with == block), None)
+
+    def group_row(self, group: Expr) -> Expr:
+        """Row of a warp group in the CTA tile, in tiles."""
+        return group // self.plan.groups_n if self.plan.groups_m > 1 else T.int32(0)
+
+    def group_column(self, group: Expr) -> Expr:
+        """Column of a warp group in the CTA tile, in tiles."""
+        return group % self.plan.groups_n if self.plan.groups_n > 1 else T.int32(0)
+
+    def global_row(self, step: Expr, row: int) -> Expr:
+        """Row of the result of a thread's row number `row`."""
+        return self.place.row(step) + self.group_row(self.group) * self.plan.tile_m + self.fragment.row(row)
+
+    def global_column(self, column: Expr) -> Expr:
+        """Column of the result of a column of the warp group's tile."""
+        return self.place.column + self.group_column(self.group) * self.plan.tile_n + column
+
+    @property
+    def row_part(self) -> Expr:
+        """Part of the row this warp group has."""
+        return self.place.part * self.plan.groups_n + self.group_column(self.group)
+
+    @property
+    def accumulators(self) -> int:
+        """Accumulator registers of a thread."""
+        return self.plan.tile_m * self.plan.tile_n // WARP_GROUP
+
+    def tile_barrier(self, group: Expr, tile: int) -> Expr:
+        """Index of a staging tile's barriers."""
+        return group * self.staging.count + tile
+
+    # --- the kernel ---------------------------------------------------------------------------------------------------
+
+    def emit(self) -> tirx.PrimFunc:
+        """The whole function: host part, then the device part."""
+        with IRBuilder() as builder:
+            with frames.ir.prim_func():
+                frames.ir.func_name(self.name)
+                self._parameters()
+                self._tensor_maps()
+                frames.ir.device_entry()
+                with T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):
+                    self._identify()
+                    self._declare_shared()
+                    self._prologue()
+                    with when(self.warp_group == 0):
+                        self._producer()
+                    with when(self.warp_group > 0):
+                        self._mma()
+                    self._epilogue()
+        return builder.get()
+
+    def _parameters(self) -> None:
+        self.buffers = []
+        for param in self.func.params:
+            handle = frames.ir.arg(f"{param.name}_ptr", T.handle())
+            buffer = T.match_buffer(handle, list(param.shape), str(param.dtype), align=16)
+            self.buffers.append(named(param.name, buffer))
+        x, w = self.buffers[:2]
+        self.x, self.w = x, w
+        self.real = dict(zip(self.func.params, self.buffers, strict=True))
+        self.vectors = [self.real[b] for b in self.inputs("col")]
+
+    def _tensor_maps(self) -> None:
+        plan = self.plan
+        self.a_map = tensor_map("a_map", self.x, self.geometry.unit_rows)
+        self.w_map = tensor_map("w_map", self.w, b_box_rows(plan, self.spec.w_layout))
+        self.staging.bind(self.real, self.func.params, plan.tile_m)
+
+    def _identify(self) -> None:
+        size = self.geometry.cluster_size
+        if size > 1:
+            cluster = named("cluster", T.cluster_id([self.plan.ctas // size]))
+            rank = named("rank", T.cta_id_in_cluster([size]))
+            T.cta_id([self.plan.ctas])
+        else:
+            cluster, rank = named("cta", T.cta_id([self.plan.ctas])), T.int32(0)
+        self.warp_group = named("warp_group", T.warpgroup_id([1 + MMA_GROUPS]))
+        self.warp = named("warp", T.warp_id_in_wg([4]))
+        self.lane = named("lane", T.lane_id([32]))
+        self.thread = self.warp * 32 + self.lane
+        self.cta_thread = self.warp_group * WARP_GROUP + self.thread
+        self.group = self.warp_group - 1
+        self.fragment = Fragment(self.plan.tile_m, self.plan.tile_n, self.warp, self.lane)
+        rows = self.spec.m if self.spec.m is not None else T.cast(self.x.shape[0], "int32")
+        self.place = Place(self.geometry, cluster, rank, T.int32(rows) if isinstance(rows, int) else rows)
+
+    def _declare_shared(self) -> None:
+        self.smem = named(
+            "smem", T.alloc_buffer([self.layout.total], "uint8", scope="shared.dyn", align=ALIGNMENT)
+        )
+        tiles = max(MMA_GROUPS * self.staging.count, 1)
+        for name, count in (
+            ("full", self.plan.pipeline_depth),
+            ("empty", self.plan.pipeline_depth),
+            ("tile_full", tiles),
+            ("tile_empty", tiles),
+            ("tile_ready", MMA_GROUPS),
+        ):
+            setattr(self, name, named(name, T.alloc_buffer([count], "uint64", scope="shared", align=8)))
+        self.vector_views = [
+            T.decl_buffer(
+                [self.plan.cta_columns],
+                "float32",
+                data=self.smem.data,
+                scope="shared.dyn",
+                byte_offset=self.layout.vector(index),
+            )
+            for index in range(len(self.vectors))
+        ]
+
+    def _prologue(self) -> None:
+        """Barriers, vectors, empty mailboxes; then everybody sees them, in the whole cluster."""
+        consumers = 1 if self.geometry.pingpong else MMA_GROUPS
+        with when(self.cta_thread == 0):
+            for slot in range(self.plan.pipeline_depth):
+                ring.init(self.full, slot, 1)
+                ring.init(self.empty, slot, consumers * self.plan.cluster_m)
+            for group in range(MMA_GROUPS):
+                ring.init(self.tile_ready, group, WARP_GROUP)
+                for tile in range(self.staging.count):
+                    index = group * self.staging.count + tile
+                    ring.init(self.tile_full, index, 1)
+                    ring.init(self.tile_empty, index, 1 if self.staging.stored(tile) else WARP_GROUP)
+            do(T.ptx.fence.mbarrier_init.release.cluster())
+        operands.fill_vectors(self, THREADS)
+        self._clear_mailboxes()
+        do(T.ptx.fence.proxy.async_.shared__cta())
+        self._sync_all()
+
+    def _clear_mailboxes(self) -> None:
+        words = self.layout.mailbox_bytes // 8
+        if words == 0:
+            return
+        box = T.decl_buffer(
+            [words], "uint64", data=self.smem.data, scope="shared.dyn", byte_offset=self.layout.mailbox
+        )
+        with loop(-(-words // THREADS), "j") as j, when(j * THREADS + self.cta_thread < words):
+            store(box, T.uint64(0), j * THREADS + self.cta_thread)
+
+    def _sync_all(self) -> None:
+        do(T.cuda.cta_sync())
+        if self.geometry.cluster_size > 1:
+            do(T.ptx.barrier.cluster.arrive.release.aligned())
+            do(T.ptx.barrier.cluster.wait.acquire.aligned())
+
+    def _producer(self) -> None:
+        do(T.ptx.setmaxnreg.dec.sync.aligned.u32(PRODUCER_REGISTERS))
+        with when(self.lane == 0):
+            with when(self.warp == 0):
+                fill_ring(self)
+            if self.staging.operand_tiles:
+                with when(self.warp == 1):
+                    bring_operands(self)
+            if self.staging.store_tiles:
+                with when(self.warp == 2):
+                    send_results(self)
+        do(T.cuda.warp_sync())
+
+    def _mma(self) -> None:
+        """A warp group's life: its steps, each a main loop and the stages."""
+        do(T.ptx.setmaxnreg.inc.sync.aligned.u32(MMA_REGISTERS))
+        stride = self.geometry.steps_of_group
+        self.acc = registers([self.accumulators], "float32", "acc")
+        self.scalars = [self.real[b] for b in self.inputs("scalar")]
+        self.columns = [self.real[b] for b in self.inputs("row")]
+        self.scalar_cells = operands.load_scalars(self)
+        self._open_workspace()
+        cursor = ring.Cursor(self.plan.pipeline_depth, 0, "read")
+        main_loop = MainLoop(self, self.group_row(self.group), self.group_column(self.group))
+        if self.geometry.pingpong:
+            with when(self.group == 1):
+                cursor.advance(self.geometry.k_slots)
+        first = self.group if self.geometry.pingpong else T.int32(0)
+        with loop((self.place.steps - first + (stride - 1)) // stride, "use") as use:
+            step = use * stride + first
+            self._await_turn(step)
+            main_loop.run(cursor, lambda: self._give_turn(step))
+            if self.geometry.pingpong:
+                cursor.advance(self.geometry.k_slots)
+            self._stages(step, use)
+
+    def _open_workspace(self) -> None:
+        self.tag_base: Expr = u32(0)
+        if self.plan.exchange == "grid":
+            per_group = 2 * 2 * self.geometry.row_parts * self.layout.row_values * self.plan.tile_m
+            self.workspace = Workspace(self.name, self.geometry.groups * per_group)
+            self.tag_base = Cell("uint32", "tag_base", self.workspace.tag_base()).value
+
+    def _await_turn(self, step: Expr) -> None:
+        """Pingpong: the other warp group's main loop comes first, or this one would wait two phases ahead."""
+        if self.geometry.pingpong:
+            with when(step > 0):
+                do(T.ptx.barrier.cta.sync.aligned(u32(ORDER_BARRIER + self.group), u32(2 * WARP_GROUP)))
+
+    def _give_turn(self, step: Expr) -> None:
+        if self.geometry.pingpong:
+            with when(step + 1 < self.place.steps):
+                other = ORDER_BARRIER + 1 - self.group
+                do(T.ptx.barrier.cta.arrive.aligned(u32(other), u32(2 * WARP_GROUP)))
+
+    def _stages(self, step: Expr, use: Expr) -> None:
+        """All stages of a step: pass, exchange, pass, ..., results."""
+        rows = RowValues(self.fragment)
+        columns = operands.load_columns(self, step)
+        stages = Stages(self, rows, columns, step)
+        for slot in self.staging.operand_tiles:
+            ring.wait(self.tile_full, self.tile_barrier(self.group, slot.tile), use % 2)
+        done = 0
+        for stage in self.spec.stages:
+            own = [self.blocks[stage.carried]] if stage.carried else []
+            late = [out for out in stage.outputs if own and self._reads(out.block, stage.carried)]
+            early = [out for out in stage.outputs if out not in late]
+            for output in early:
+                self._send(stages, output, use)
+            actions = [stages.carry(block) for block in own]
+            members = [m for group in self.rounds for m in group if group[0] in stage.reductions]
+            if members:
+                reduce_round(self, stages, members, actions, use * len(self.rounds) + done)
+                done += 1
+            else:
+                stages.sweep(actions)
+            for output in late:
+                self._send(stages, output, use)
+        for slot in self.staging.operand_tiles:
+            if not self.staging.stored(slot.tile):
+                ring.arrive(self.tile_empty, self.tile_barrier(self.group, slot.tile))
+
+    def _reads(self, block: str, carried: str) -> bool:
+        buffer = self.blocks[carried].store.buffer
+        return any(read.same_as(buffer) for read in read_buffers([self.blocks[block].value]))
+
+    def _send(self, stages: Stages, output: Any, use: Expr) -> None:
+        block, buffer = self.blocks[output.block], self.buffers[output.index]
+        if output.kind == "row":
+            stages.send_row(block, buffer)
+            return
+        slot = self.staging.store_of(output.block)
+        if slot is None:
+            stages.sweep([stages.send(block, buffer, None)])
+            return
+        nth, count = self.staging.store_tiles.index(slot), len(self.staging.store_tiles)
+        index = self.tile_barrier(self.group, slot.tile)
+        if nth > 0 or not self.staging.loaded(slot.tile):
+            ring.wait(self.tile_empty, index, (use * count + nth + 1) % 2)
+        stages.sweep([stages.send(block, buffer, slot.tile)])
+        do(T.ptx.fence.proxy.async_.shared__cta())
+        ring.arrive(self.tile_ready, self.group)
+
+    def _epilogue(self) -> None:
+        """Nobody leaves while others may still write to its shared memory; the last CTA moves the tags on."""
+        self._sync_all()
+        if self.plan.exchange == "grid":
+            most = (self.place.units + (self.geometry.groups - 1)) // self.geometry.groups
+            with when(self.cta_thread == 0):
+                Workspace(self.name, 0).leave(self.plan.ctas, u32(most * len(self.rounds) + 1))
+
+    @property
+    def tiles(self) -> list[Any]:
+        """The [M, N] operands in order, each with its staging tile or None."""
+        return self.staging.operands
+
+    @property
+    def operand_tiles(self) -> list[Any]:
+        """The [M, N] operands that TMA brings."""
+        return self.staging.operand_tiles
+
+    @property
+    def store_tiles(self) -> list[Any]:
+        """The results that TMA takes away, in the order they are ready."""
+        return self.staging.store_tiles

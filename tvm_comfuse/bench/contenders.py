@@ -1,0 +1,113 @@
+"""The others: bare cuBLAS, eager PyTorch, and TorchInductor at the best of several settings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tvm_comfuse.bench.ops import OpDef
+from tvm_comfuse.bench.timing import time_call
+
+#: Settings of TorchInductor by name.  A setting that a version of PyTorch lacks is left out of its patch.
+MAX = {"max_autotune": True, "coordinate_descent_tuning": True, "max_autotune_gemm_backends": "ATEN,TRITON"}
+INDUCTOR_SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "coordinate-descent": {"coordinate_descent_tuning": True, "coordinate_descent_check_all_directions": True},
+    "max-autotune": MAX,
+    "max-autotune-no-epilogue": {**MAX, "epilogue_fusion": False},
+    "max-autotune-tma": {
+        **MAX,
+        "triton.enable_persistent_tma_matmul": True,
+        "coordinate_descent_check_all_directions": True,
+    },
+    "max-autotune-exhaustive": {
+        **MAX,
+        "triton.enable_persistent_tma_matmul": True,
+        "coordinate_descent_check_all_directions": True,
+        "max_autotune_gemm_search_space": "EXHAUSTIVE",
+    },
+}
+#: which settings a level of effort tries, the one most likely to win first
+INDUCTOR_LEVELS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "default": ("default",),
+    "quick": ("default", "coordinate-descent", "max-autotune-no-epilogue"),
+    "full": tuple(INDUCTOR_SETTINGS),
+}
+
+
+@dataclass
+class InductorResult:
+    """The best time in microseconds and its setting, None if none worked; and every setting's time or error."""
+
+    us: float | None = None
+    setting: str | None = None
+    tried: dict[str, float | str] = field(default_factory=dict)
+
+
+def mm_call(h: torch.Tensor, w: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+    """The bare matrix product: a floor for what is fused with it."""
+    return torch.mm(h, w.t())
+
+
+@contextmanager
+def inductor_setting(name: str) -> Iterator[None]:
+    """TorchInductor's configuration changed to a setting, and back."""
+    import torch._inductor.config as config
+
+    known = {key: value for key, value in INDUCTOR_SETTINGS[name].items() if _has(config, key)}
+    torch._dynamo.reset()
+    try:
+        with config.patch(known):
+            yield
+    finally:
+        torch._dynamo.reset()
+
+
+def time_inductor(
+    op: OpDef,
+    sets: Sequence[Sequence[torch.Tensor]],
+    level: str,
+    budget: float,
+    timer: Callable[[Callable[..., Any], Sequence[Sequence[torch.Tensor]]], float] = time_call,
+) -> InductorResult:
+    """Compile and time `op.eager` at each setting of a level.
+
+    budget  seconds; once they are used no further setting is started (one that runs is not stopped: its compilers are
+            threads and processes that do not stand being interrupted)
+
+    A setting that fails is recorded with its error and never ends the run.
+    """
+    result = InductorResult()
+    start = time.monotonic()
+    for name in INDUCTOR_LEVELS[level]:
+        if time.monotonic() - start > budget:
+            result.tried[name] = f"not tried: the budget of {budget:g} s was used"
+            continue
+        try:
+            with inductor_setting(name), torch.no_grad():
+                compiled = torch.compile(op.eager, dynamic=False)
+                # the compilation must happen while the configuration is patched
+                compiled(*sets[0])
+                us = timer(compiled, sets)
+        except Exception as error:  # any error of another compiler is a result, not a reason to stop
+            result.tried[name] = f"{type(error).__name__}: {error}"[:300]
+            continue
+        result.tried[name] = us
+        if result.us is None or us < result.us:
+            result.us, result.setting = us, name
+    return result
+
+
+def _has(config: Any, key: str) -> bool:
+    value = config
+    for part in key.split("."):
+        if not hasattr(value, part):
+            return False
+        value = getattr(value, part)
+    return True

@@ -1,0 +1,140 @@
+"""Run suites: check each row, then time all contenders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tvm_comfuse.bench import contenders, suites, timing
+from tvm_comfuse.bench.checks import RowCheck, check_row
+from tvm_comfuse.bench.isolate import IsolatedChecks, Limits
+from tvm_comfuse.bench.ops import OPS
+from tvm_comfuse.bench.ours import compile_row, new_output
+from tvm_comfuse.bench.report import BenchReport, RowResult, new_report
+from tvm_comfuse.bench.suites import Row, SuiteError
+from tvm_comfuse.errors import TargetError
+from tvm_comfuse.refusal import Refusal
+from tvm_comfuse.target import is_cuda, parse_target
+
+#: contenders besides ours
+OTHERS = ("mm", "eager", "inductor")
+
+
+def run_suite(
+    suite: str | None = None,
+    suite_file: str | Path | None = None,
+    rows: Iterable[str] | None = None,
+    *,
+    target: str = "cuda",
+    seeds: int = 3,
+    inductor: str = "quick",
+    inductor_budget: float = 240.0,
+    json_path: str | Path | None = None,
+    isolate: bool = True,
+    limits: Limits | None = None,
+    timed: bool = True,
+    others: Iterable[str] = OTHERS,
+    progress: Callable[[RowResult], None] | None = None,
+) -> BenchReport:
+    """Check and time the rows of a suite.
+
+    suite, rows      names; None for all of them
+    suite_file       a file of one's own instead of the package's suites
+    target           a short target name; "llvm" only with timed=False: it checks on the CPU
+    seeds            seeds a row is checked on, 0 for no check
+    inductor         which settings TorchInductor may use: none, default, quick or full
+    inductor_budget  seconds a row after which no further setting is started
+    json_path        written after every row, so that a run that is stopped leaves what it has
+    isolate          make each kernel's first launch in a child process, with `limits`; a kernel that did not pass there
+                     is not launched here
+    others           contenders besides ours: mm, eager, inductor
+    progress         called with each finished row
+
+    Errors of a row are recorded in the row.  Raises SuiteError for unknown names, TargetError without a GPU.
+    """
+    chosen = suites.select(suites.load(suite_file), suite, rows)
+    settings = _Settings(target, range(seeds), inductor, inductor_budget, tuple(others))
+    _validate(settings, timed)
+    report = new_report(timing.PROTOCOL if timed else "not timed")
+    with ExitStack() as stack:
+        child = stack.enter_context(IsolatedChecks(limits)) if isolate and seeds else None
+        for row in chosen:
+            result = RowResult.of(row)
+            report.rows.append(result)
+            check = child.check(row, settings.seeds, target) if child else check_row(row, settings.seeds, target)
+            check.copy_to(result)
+            if timed:
+                _time_row(row, check, settings, result)
+            if json_path is not None:
+                report.write(json_path)
+            if progress is not None:
+                progress(result)
+    return report
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The options that reach a row."""
+
+    target: str
+    seeds: range
+    inductor: str
+    budget: float
+    others: tuple[str, ...]
+
+
+def _validate(settings: _Settings, timed: bool) -> None:
+    unknown = [name for name in settings.others if name not in OTHERS]
+    if unknown:
+        raise SuiteError(f"contenders out of {', '.join(OTHERS)}", ", ".join(unknown), "correct the names")
+    levels = contenders.INDUCTOR_LEVELS
+    if settings.inductor not in levels:
+        raise SuiteError(f"inductor out of {', '.join(levels)}", repr(settings.inductor), "use one of them")
+    parsed = parse_target(settings.target)
+    if timed and not is_cuda(parsed):
+        raise TargetError("a CUDA target to time", settings.target, "target h200, or check only")
+    if is_cuda(parsed) and not torch.cuda.is_available():
+        raise TargetError("a CUDA GPU that PyTorch can use", "none", "run on a machine with one, or check on llvm")
+
+
+def _time_row(row: Row, check: RowCheck, settings: _Settings, result: RowResult) -> None:
+    """Time every contender of a row; what fails is noted and the others go on."""
+    op = OPS[row.op]
+    try:
+        l2 = torch.cuda.get_device_properties(0).L2_cache_size
+        sets = timing.make_sets(op, row.M, row.N, row.K, row.dtype, l2_bytes=l2)
+    except RuntimeError as error:  # out of memory, or a fault of an earlier row
+        result.add_failure(f"inputs: {str(error)[:300]}")
+        return
+    with torch.no_grad():
+        if check.fused and check.passed is not False:
+            result.ours_us = _guarded(result, "ours", lambda: _time_ours(row, settings.target, sets))
+        if "mm" in settings.others:
+            result.mm_us = _guarded(result, "mm", lambda: timing.time_call(contenders.mm_call, sets))
+        if "eager" in settings.others:
+            result.eager_us = _guarded(result, "eager", lambda: timing.time_call(op.eager, sets))
+    if "inductor" in settings.others:
+        best = contenders.time_inductor(op, sets, settings.inductor, settings.budget)
+        result.inductor_us, result.inductor_setting, result.inductor = best.us, best.setting, best.tried
+    sets.clear()
+    torch.cuda.empty_cache()
+
+
+def _time_ours(row: Row, target: str, sets: list[list[torch.Tensor]]) -> float:
+    kernel = compile_row(row, parse_target(target))
+    if isinstance(kernel, Refusal):
+        raise RuntimeError(f"refused, but was fused in the check: {kernel}")
+    out = new_output(row, "cuda")
+    return timing.time_call(lambda *inputs: kernel.run(list(inputs), out), sets)
+
+
+def _guarded(result: RowResult, name: str, measure: Callable[[], float]) -> float | None:
+    try:
+        return measure()
+    except Exception as error:  # one contender's error must not cost the others their times
+        result.add_failure(f"{name}: {type(error).__name__}: {str(error).strip()[-300:]}")
+        return None

@@ -1,0 +1,95 @@
+"""How long one call takes on a GPU.
+
+The protocol, for every contender alike and in one process:
+
+* A CUDA graph of at least 8 calls, so that launch gaps of Python wrappers are not counted (without graphs the same
+  kernel was seen to swing between 80 and 145 us).
+* The calls go round over input sets which together exceed 3x the L2 cache, so that no input is found in the cache that
+  would not be there in a model.  The weight and the [N] vectors are the same in all sets, as in a model.
+* Outputs are the allocator's business: in the graph's pool an output is free again once nobody holds it, so each call
+  of PyTorch's contenders writes where the one before wrote.  Ours gets one preallocated output: the same.
+* 3 replays to warm up, then 12 replays, each timed by a pair of events; the median, divided by the calls of the graph.
+* Contenders one after the other, not interleaved: a contender of several kernels is not to find its neighbour's data in
+  the cache, and the clock settles within the warm-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tvm_comfuse.bench.ops import SHAPES, OpDef
+
+PROTOCOL = (
+    "CUDA graph of at least 8 calls over input sets that together exceed 3x the L2, replayed; median of 12 replays, in "
+    "one process for all contenders, one after the other; weights scaled by K**-0.5, other tensors N(0,1); the weight "
+    "and the [N] vectors are the same in all sets; outputs of successive calls share memory"
+)
+MIN_CALLS = 8
+L2_MULTIPLE = 3
+WARMUP_REPLAYS = 3
+REPLAYS = 12
+#: calls before the capture: compilers, workspaces and allocators must have done what capture forbids
+WARMUP_CALLS = 3
+
+
+def number_of_sets(bytes_per_set: int, l2_bytes: int) -> int:
+    """Input sets that together exceed L2_MULTIPLE times the L2 cache."""
+    return L2_MULTIPLE * l2_bytes // max(1, bytes_per_set) + 1
+
+
+def make_sets(
+    op: OpDef, M: int, N: int, K: int, dtype: str, *, l2_bytes: int, seed: int = 0, device: str = "cuda"
+) -> list[list[torch.Tensor]]:
+    """Input sets for one measurement; the weight and the [N] vectors are shared."""
+    count = number_of_sets(op.bytes_per_call(M, N, K, dtype), l2_bytes)
+    first = op.make_inputs(M, N, K, dtype, seed, device)
+    sets = [first]
+    generator = torch.Generator(device).manual_seed(seed + 1)
+    for _ in range(count - 1):
+        inputs = []
+        for (_, kind), value in zip(op.inputs, first, strict=True):
+            rotates = "M" in SHAPES[kind]
+            inputs.append(torch.empty_like(value).normal_(generator=generator) if rotates else value)
+        sets.append(inputs)
+    return sets
+
+
+def median(values: Sequence[float]) -> float:
+    """The upper median, as `sorted(values)[len(values) // 2]`.  Raises ValueError for no values."""
+    if not values:
+        raise ValueError("no values")
+    return sorted(values)[len(values) // 2]
+
+
+def time_call(call: Callable[..., Any], sets: Sequence[Sequence[torch.Tensor]]) -> float:
+    """Microseconds of `call(*inputs)` by the protocol above, on the current CUDA device.
+
+    Whatever the call or the capture raises goes through.
+    """
+    calls = max(len(sets), MIN_CALLS)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for index in range(WARMUP_CALLS):
+            call(*sets[index % len(sets)])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for index in range(calls):
+            call(*sets[index % len(sets)])
+    for _ in range(WARMUP_REPLAYS):
+        graph.replay()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(REPLAYS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / calls)
+    graph.reset()
+    return median(times)

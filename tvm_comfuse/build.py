@@ -1,0 +1,130 @@
+"""From a model to a library: import, fuse, legalize the rest, compile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tvm
+from tvm import relax
+from tvm.target import Target
+
+from tvm_comfuse import _autoload
+from tvm_comfuse.cuda.callback import own_cuda_compiler
+from tvm_comfuse.dump import Dump
+from tvm_comfuse.errors import BuildError, ComfuseError, ModelError, TargetError
+from tvm_comfuse.runtime import Compiled
+from tvm_comfuse.target import HOPPER_ARCH, is_cuda, parse_target
+
+if TYPE_CHECKING:
+    from tvm_comfuse.fusion import Plans
+
+__all__ = ["Compiled", "compile", "load", "to_module"]
+
+
+def compile(
+    model: Any,
+    target: str | dict[str, Any] | Target = "h200",
+    *,
+    example_args: tuple[Any, ...] | None = None,
+    plans: Plans | None = None,
+    dump: str | Path | None = None,
+) -> Compiled:
+    """Compile a model, with every cluster that can be one as one kernel.
+
+    model         a torch.nn.Module (with example_args), an ExportedProgram, a Relax IRModule, or what the command line
+                  takes: the path of a ``.pt2`` or Relax ``.json`` file, ``file.py:function``, ``package.module:function``
+    target        see parse_target
+    example_args  tensors to export a torch module with
+    plans         the plan of some matmuls by their names in ``explain``; the others get the default
+    dump          a folder for the IR after each phase, CUDA source and the compiler's figures
+
+    Raises ModelError, TargetError, PlanError and BuildError.
+    """
+    from tvm_comfuse.frontend import legalize
+    from tvm_comfuse.fusion import fuse
+
+    parsed = parse_target(target)
+    _autoload()
+    writer = Dump(dump)
+    mod = to_module(model, example_args)
+    writer.ir("import", mod)
+    mod, explanation = fuse(mod, parsed, plans)
+    writer.ir("fuse", mod)
+    writer.json("explain", explanation.to_dict())
+    mod = legalize()(mod)
+    writer.ir("legalize", mod)
+    executable = _compile(mod, parsed, writer)
+    compiled = Compiled(executable, parsed, explanation)
+    if dump is not None:
+        for number, source in enumerate(compiled.sources()):
+            writer.text(f"kernels{number}", "cu", source)
+        writer.json("ptxas", [report.to_dict() for report in compiled.kernel_report()])
+    return compiled
+
+
+def to_module(model: Any, example_args: tuple[Any, ...] | None = None) -> tvm.IRModule:
+    """A Relax module in normal form of anything ``compile`` takes.  Raises ModelError."""
+    from tvm_comfuse.frontend import from_relax, from_torch, load_model
+
+    if isinstance(model, tvm.IRModule):
+        return from_relax(model)
+    if isinstance(model, (str, Path)):
+        if example_args is not None:
+            raise ModelError("no example_args for a model that is a file", "some", "leave them out")
+        return load_model(str(model)).mod
+    return from_torch(model, example_args)
+
+
+def load(path: str | Path) -> Compiled:
+    """A library written by ``Compiled.export_library``.
+
+    Raises ModelError if the file is none, TargetError if it needs a GPU driver that is not there.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ModelError("an existing library", f"nothing at {path}", "check the path")
+    with own_cuda_compiler(HOPPER_ARCH):
+        try:
+            module = tvm.runtime.load_module(str(path))
+        except RuntimeError as error:
+            if "cuda" in str(error).lower():
+                raise TargetError(
+                    "a CUDA driver, which the library's kernels need", "none", "load it elsewhere"
+                ) from error
+            raise ModelError(
+                "a library written by export_library", f"{path}: {_last_line(error)}", "write it again"
+            ) from error
+    return Compiled(module, parse_target("cuda" if _has_cuda(module) else "llvm"), None)
+
+
+def _compile(mod: tvm.IRModule, target: Target, dump: Dump) -> Any:
+    """Relax and TIR pipelines down to an executable.  Raises BuildError with the message of the pass that failed."""
+    pipeline = relax.get_default_pipeline(target)
+    context = tvm.transform.PassContext(opt_level=3, instruments=dump.instruments())
+    compiler = own_cuda_compiler(str(target.attrs.get("arch", HOPPER_ARCH)))
+    with _build_errors(), context, target, compiler:
+        return tvm.compile(
+            mod, target=target, relax_pipeline=pipeline, tir_pipeline="comfuse" if is_cuda(target) else "default"
+        )
+
+
+@contextmanager
+def _build_errors() -> Iterator[None]:
+    try:
+        yield
+    except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as error:
+        if isinstance(error, ComfuseError):
+            raise
+        raise BuildError("a module that TVM compiles", _last_line(error), "look at the IR with dump=FOLDER") from error
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:500] if lines else type(error).__name__
+
+
+def _has_cuda(module: Any) -> bool:
+    return module.kind == "cuda" or any(_has_cuda(imported) for imported in module.imports)

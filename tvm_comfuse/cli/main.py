@@ -1,0 +1,49 @@
+"""The program ``comfuse``."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from tvm_comfuse import __version__
+from tvm_comfuse.cli import bench, compile, doctor, explain, run
+from tvm_comfuse.errors import ComfuseError
+
+#: exit code of wrong input, as of wrong options
+WRONG_INPUT = 2
+
+app = typer.Typer(
+    name="comfuse",
+    help="Fuse matrix products with the row reductions behind them into single Hopper kernels.",
+    no_args_is_help=True,
+    add_completion=False,
+    # plain text: a message is one line, also for a program that reads it
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for _command in (doctor.doctor, explain.explain, compile.compile_, run.run, bench.bench):
+    app.command(name=_command.__name__.rstrip("_"))(_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"comfuse {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", is_eager=True, callback=_print_version, help="Print the version."),
+) -> None:
+    """Options in front of the command."""
+
+
+def main() -> None:
+    """Run the command line.  Exit code 2 and one line on standard error for wrong input."""
+    try:
+        app()
+    except ComfuseError as error:
+        line = " ".join(str(error).split())
+        sys.stderr.write(f"comfuse: {line}\n")
+        sys.exit(WRONG_INPUT)

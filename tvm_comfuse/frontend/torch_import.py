@@ -1,0 +1,155 @@
+"""PyTorch -> Relax."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tvm
+
+from tvm_comfuse.errors import ModelError
+from tvm_comfuse.frontend.messages import first_line
+
+if TYPE_CHECKING:
+    import torch
+
+
+def from_torch(
+    model: torch.nn.Module | torch.export.ExportedProgram | str | Path,
+    example_args: tuple[Any, ...] | None = None,
+    dynamic_shapes: Any = None,
+    *,
+    keep_params: bool = False,
+    normalize: bool = True,
+) -> tvm.IRModule:
+    """Import a PyTorch model; the result has one Relax function ``main``.
+
+    model           a module (exported here, in eval mode and without the fused attention fast path), an exported
+                    program or the path of a ``.pt2`` file
+    example_args    for a module: the tuple of tensors that ``torch.export.export`` is called with
+    dynamic_shapes  for a module: as for ``torch.export.export``; a ``torch.export.Dim`` becomes a symbolic extent
+    keep_params     parameters stay arguments of ``main``, behind the inputs, with their values in its attribute
+                    ``params``; otherwise they are constants
+    normalize       run ``frontend.normalize.normalize`` on the result
+
+    A single output is returned as a tensor and not as a tuple.  Raises ModelError.
+    """
+    torch = _torch()
+    from tvm.relax.frontend.torch import from_exported_program
+
+    from tvm_comfuse.frontend.normalize import normalize as normalize_pass
+    from tvm_comfuse.frontend.torch_converters import converters
+
+    program = _program(torch, model, example_args, dynamic_shapes)
+    program = _decompose(torch, program)
+    try:
+        mod = from_exported_program(
+            program,
+            keep_params_as_input=keep_params,
+            unwrap_unit_return_tuple=True,
+            custom_convert_map=converters(),
+            run_ep_decomposition=False,
+        )
+    except ModelError:
+        raise
+    except Exception as error:  # the importer raises whatever its parts raise: assertions, KeyError, TVM errors
+        raise ModelError(
+            "a model made of operators that TVM's PyTorch importer knows",
+            f"{type(error).__name__}: {first_line(error)}",
+            _import_hint(str(error)),
+        ) from error
+    return normalize_pass()(mod) if normalize else mod
+
+
+def load_exported_program(path: str | Path) -> torch.export.ExportedProgram:
+    """Read a ``.pt2`` file.  Raises ModelError where it is missing or is not one."""
+    torch = _torch()
+    path = Path(path)
+    if not path.is_file():
+        raise ModelError("an existing .pt2 file", f"nothing at {path}", "check the path")
+    try:
+        return torch.export.load(str(path))
+    except (RuntimeError, ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        raise ModelError(
+            "a file written by torch.export.save",
+            f"{path} cannot be read ({type(error).__name__}: {first_line(error)})",
+            f"write it again with torch.export.save, with a PyTorch like this one ({torch.__version__})",
+        ) from error
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise ModelError("PyTorch, to read a PyTorch model", "no module named torch", "pip install torch") from error
+    return torch
+
+
+def _program(torch: Any, model: Any, example_args: Any, dynamic_shapes: Any) -> torch.export.ExportedProgram:
+    if isinstance(model, torch.nn.Module):
+        if example_args is None:
+            raise ModelError("example_args, to export a torch module", "None", "pass a tuple of example tensors")
+        return _export(torch, model, example_args, dynamic_shapes)
+    if example_args is not None or dynamic_shapes is not None:
+        raise ModelError(
+            "no example_args and no dynamic_shapes for a program that is exported already",
+            "some",
+            "leave them out: shapes were fixed by torch.export.export",
+        )
+    if isinstance(model, torch.export.ExportedProgram):
+        return model
+    if isinstance(model, (str, Path)):
+        return load_exported_program(model)
+    raise ModelError(
+        "a torch.nn.Module, a torch.export.ExportedProgram or the path of a .pt2 file",
+        type(model).__name__,
+        "export the model with torch.export.export",
+    )
+
+
+def _export(torch: Any, module: Any, example_args: Any, dynamic_shapes: Any) -> torch.export.ExportedProgram:
+    args = tuple(example_args) if isinstance(example_args, (tuple, list)) else (example_args,)
+    with _inference(torch, module):
+        try:
+            return torch.export.export(module, args, dynamic_shapes=dynamic_shapes)
+        except Exception as error:  # torch.export documents no set of exceptions, and user code runs inside it
+            raise ModelError(
+                "a module that torch.export.export can trace",
+                f"{type(error).__name__}: {first_line(error)}",
+                "call torch.export.export yourself to see the whole message",
+            ) from error
+
+
+@contextlib.contextmanager
+def _inference(torch: Any, module: Any) -> Iterator[None]:
+    """Eval mode, and the attention fast path off: it is one opaque operator that no compiler can look into."""
+    training = {child: child.training for child in module.modules()}
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    module.eval()
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+        for child, mode in training.items():
+            child.training = mode
+
+
+def _decompose(torch: Any, program: Any) -> Any:
+    """Down to core ATen, except the operators that have a converter."""
+    from tvm_comfuse.frontend.torch_converters import preserved_ops
+
+    table = torch.export.default_decompositions()
+    for operator in preserved_ops():
+        table.pop(operator, None)
+    return program.run_decompositions(table)
+
+
+def _import_hint(message: str) -> str:
+    if "_transformer_encoder_layer_fwd" in message or "_native_multi_head_attention" in message:
+        return "export the model after torch.backends.mha.set_fastpath_enabled(False)"
+    return "rewrite the operator in the model, or import it another way and give the Relax module"

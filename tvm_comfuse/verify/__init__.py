@@ -1,0 +1,1 @@
+"""Checks of results and of kernels."""
