@@ -28,7 +28,7 @@ def discover(mod: tvm.IRModule, function: str = "main") -> Discovery:
 
 def in_dataflow(mod: tvm.IRModule) -> tvm.IRModule:
     """`mod` with pure bindings gathered in dataflow blocks."""
-    return relax.transform.ConvertToDataflow()(mod)
+    return relax.transform.ConvertToDataflow(min_size=1)(mod)
 
 
 class Search:

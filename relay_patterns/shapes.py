@@ -6,6 +6,7 @@ elements keeps its rows, whatever its rank.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any
@@ -90,4 +91,4 @@ def placed(shape: Sequence[Dim], against: Sequence[Dim], against_class: str) -> 
 
 def plain(dims: Sequence[Dim]) -> list[int | str]:
     """Dimensions for a report: ints, and symbolic ones as text."""
-    return [dim if isinstance(dim, int) else str(dim) for dim in dims]
+    return [dim if isinstance(dim, int) else re.sub(r"T\.int(?:32|64)\((-?\d+)\)", r"\1", str(dim)) for dim in dims]

@@ -70,7 +70,7 @@ def persistent_ctas(plan: Plan, spec: ClusterSpec, device: Device) -> int:
     """
     size = plan.cluster_m * plan.cluster_n
     parts = row_parts(plan, spec)
-    step = parts * plan.cluster_m if plan.exchange == "grid" else size
+    step = parts * plan.cluster_m
     most = max(1, device.clusters(size) * size // step) * step
     if spec.m is None:
         return most
@@ -82,15 +82,14 @@ def placements(spec: ClusterSpec) -> list[tuple[tuple[str, ...], tuple[str, ...]
     """Placements of [M, N] operands and outputs worth a look, the preferred one first.
 
     The first operand shares its tile with the outputs, so TMA costs nothing more for both; further operands have a tile
-    of their own.  float32 tiles are twice as large and often do not fit.
+    of their own.  float32 tensors do not go through TMA.
     """
-    count = len(spec.tile_operands)
-    store = tuple("global" if output.dtype == "float32" else "tma" for output in spec.tile_outputs)
-    first = tuple("tma" if n == 0 else "global" for n in range(count))
-    everything = (("tma",) * count, ("tma",) * len(store))
-    wanted = [(first, store), (("tma",) * count, store), everything, (("global",) * count, store)]
-    wanted.append((("global",) * count, ("global",) * len(store)))
-    return list(dict.fromkeys(wanted))
+    halves = [tuple(tensor.dtype != "float32" for tensor in group) for group in (spec.tile_operands, spec.tile_outputs)]
+    operands, store = (tuple("tma" if half else "global" for half in group) for group in halves)
+    only = operands.index("tma") if "tma" in operands else -1
+    first = tuple("tma" if n == only else "global" for n in range(len(operands)))
+    no_operand, no_store = ("global",) * len(operands), ("global",) * len(store)
+    return list(dict.fromkeys([(first, store), (operands, store), (no_operand, store), (no_operand, no_store)]))
 
 
 def _enumerate(spec: ClusterSpec, device: Device) -> Iterator[Plan]:

@@ -17,18 +17,22 @@ from .spec import ClusterSpec, Operand, Output, rounds
 #: rows assumed for a symbolic M: a batch of 16 sequences of 512
 NOMINAL_ROWS = 8192
 #: launch, barrier set-up and the first loads, before the first product
-FILL_US = 2.0
+FILL_US = 3.0
 #: one round of row values, until every part has them
-EXCHANGE_US = {"none": 0.0, "warp": 0.0, "cta": 0.3, "cluster": 1.0, "grid": 2.0}
-#: LayerNorm (10 operations an element, one [M, N] operand, one output) of 64 x 256 by one warp group: 1.7 us, of which
-#: 10 x 128 instructions a thread make 0.73 at one warp instruction a cycle and scheduler (1.755 GHz)
+EXCHANGE_US = {"none": 0.0, "warp": 0.0, "cta": 1.8, "cluster": 2.1, "grid": 2.5}
+#: LayerNorm (10 operations an element, one [M, N] operand, one output): stages and exchange of a 64 x 256 tile together
+#: take 7 us beside a second warp group that does the same (benchmarks/results/h200/layouts.json, cooperative 2x1)
 STAGE_ELEMENTS = 64 * 256
-OPERATION_US = 0.073
-STREAM_US = 0.485
+OPERATION_US = 0.19
+STREAM_US = 1.26
 #: a tensor that does not go through TMA costs address arithmetic and uncoalesced quads as well (assumed)
 GLOBAL_STREAM = 1.5
-#: from a load's issue to its data, under load (assumed); slots in flight must cover it
+#: from a load's issue to its data, under load; slots in flight must cover it (layouts.json, pingpong at K = 4096)
 LOAD_LATENCY_US = 1.0
+#: a pingpong main loop has one warp group to keep the tensor cores busy (layouts.json, 128 x 128 tiles)
+PINGPONG_MAIN_LOOP = 1.4
+#: kernels with thread block clusters against the same without, by layout (layouts.json)
+CLUSTER_FACTOR = {"cooperative": 1.03, "pingpong": 1.09}
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Estimate:
     loop      main loops and exposed parts together
     memory    time to move every tensor once
     tail      stages and exchange of the last tile
-    total     sum as above
+    total     sum as above, times CLUSTER_FACTOR in a cluster
     """
 
     fill: float
@@ -86,7 +90,7 @@ def estimate(plan: Plan, spec: ClusterSpec, device: Device) -> Estimate:
         loop=loop,
         memory=memory,
         tail=tail,
-        total=FILL_US + max(loop, memory) + tail,
+        total=(FILL_US + max(loop, memory) + tail) * (CLUSTER_FACTOR[plan.layout] if plan.cluster_m * plan.cluster_n > 1 else 1.0),
     )
 
 
@@ -103,7 +107,7 @@ def row_tiles(plan: Plan, spec: ClusterSpec) -> int:
 
 def tiles_of_cta(plan: Plan, spec: ClusterSpec) -> int:
     """Tiles that the busiest CTA works through, one main loop each."""
-    return math.ceil(row_tiles(plan, spec) * row_parts(plan, spec) / plan.ctas)
+    return math.ceil(row_tiles(plan, spec) / (plan.ctas // row_parts(plan, spec)))
 
 
 def stage_time(plan: Plan, spec: ClusterSpec) -> float:
@@ -129,15 +133,16 @@ def _main_loop(plan: Plan, spec: ClusterSpec, device: Device) -> tuple[float, fl
     rows, columns = slot_rows(plan)
     depth_of_k = math.ceil(spec.k / plan.tile_k) * plan.tile_k
     product = 2 * rows * columns * depth_of_k / (device.dense_tflops * 1e6 / device.sms)
-    # Multicast: CTAs along M share w, CTAs of a row in one cluster share x.  Outputs go the other way.
-    elements = (rows / plan.cluster_n + columns / plan.cluster_m) * depth_of_k
+    # Multicast: CTAs along M share w.  Outputs go the other way.
+    elements = (rows + columns / plan.cluster_m) * depth_of_k
     streams = sum(dtype_bytes(operand.dtype) for operand in spec.tile_operands)
     traffic = elements * HALF_BYTES + rows * columns * streams
     loads = traffic / (device.l2_to_sm_gbps * 1e3 / device.sms)
     slots = depth_of_k / plan.tile_k
     # With too few slots in flight each load's latency shows.
     latency = slots * LOAD_LATENCY_US / (plan.pipeline_depth - 1)
-    return product, max(loads, latency)
+    alone = PINGPONG_MAIN_LOOP if plan.layout == "pingpong" else 1.0
+    return product * alone, max(loads * alone, latency)
 
 
 def _streams(spec: ClusterSpec) -> list[Operand | Output]:

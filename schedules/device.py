@@ -45,8 +45,8 @@ class Device:
         return self.active_clusters[size - 1] if 1 <= size <= len(self.active_clusters) else 0
 
 
-#: measured on one 700 W part, driver 580: copy, 128 x 256 x 1024 main loop in 11.0 us an SM, occupancy query.
-#: The 9 TB/s of L2 is what the main loop's loads reached when nothing else limited them.
+#: measured on one 700 W part, driver 580: copy, occupancy query, and the bare main loop of 128 x 256
+#: tiles (benchmarks/results/h200/prototype_grid_exchange.json, less 2 us of fill).  The 11.5 TB/s of L2 is what the main loop's loads reached when nothing else limited them.
 H200 = Device(
     name="h200",
     sms=132,
@@ -55,8 +55,8 @@ H200 = Device(
     max_threads=1024,
     l2_bytes=60 * 1024 * 1024,
     hbm_gbps=4300.0,
-    dense_tflops=782.0,
-    l2_to_sm_gbps=9000.0,
+    dense_tflops=840.0,
+    l2_to_sm_gbps=11500.0,
     active_clusters=(132, 66, 39, 30, 22, 17, 15, 15),
     measured=True,
 )
@@ -70,8 +70,8 @@ H100 = Device(
     max_threads=1024,
     l2_bytes=_H100_L2_BYTES,
     hbm_gbps=3350.0,
-    dense_tflops=782.0,
-    l2_to_sm_gbps=9000.0,
+    dense_tflops=840.0,
+    l2_to_sm_gbps=11500.0,
     active_clusters=(132, 66, 39, 30, 22, 17, 15, 15),
     measured=False,
 )

@@ -17,10 +17,10 @@ VECTOR_BYTES = 4
 SLOT_BYTES = 8
 #: a slot is written again only after the round after the next has read it
 SLOT_GENERATIONS = 2
-#: an mbarrier, and how many a CTA has besides two for each pipeline slot: the order of the groups and their tiles
-BARRIER_BYTES, OTHER_BARRIERS = 8, 16
 #: start of a tile with 128-byte swizzle
 TILE_ALIGNMENT = 1024
+#: mbarriers are static shared memory in front of the tiles, which start at the next multiple of TILE_ALIGNMENT
+BARRIERS_BYTES = TILE_ALIGNMENT
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -38,46 +38,44 @@ def slot_rows(plan: Plan) -> tuple[int, int]:
     return plan.tile_m * plan.groups_m, plan.tile_n * plan.groups_n
 
 
-def staging_bytes(plan: Plan, spec: ClusterSpec) -> int:
-    """The staging tile of one MMA warp group, in bytes; 0 if nothing of it goes through TMA.
+def staging_tiles(plan: Plan, spec: ClusterSpec) -> int:
+    """Half-precision tiles of tile_m x tile_n for each MMA warp group.
 
-    It takes the first [M, N] operand that TMA reads and, afterwards, the outputs that TMA writes.
+    One for each [M, N] operand that TMA reads.  The outputs that TMA writes share one: that of an operand which no
+    stage reads after the first of them is written, else one of their own.
     """
-    loaded = [o.dtype for o, where in zip(spec.tile_operands, plan.operands, strict=False) if where == "tma"][:1]
-    stored = [o.dtype for o, where in zip(spec.tile_outputs, plan.store, strict=False) if where == "tma"]
-    widest = max((dtype_bytes(dtype) for dtype in loaded + stored), default=0)
-    return plan.tile_m * plan.tile_n * widest
+    loaded = [o for o, where in zip(spec.tile_operands, plan.operands, strict=True) if where == "tma"]
+    stage_of = {output.block: stage.index for stage in spec.stages for output in stage.outputs}
+    stored = [stage_of[o.block] for o, where in zip(spec.tile_outputs, plan.store, strict=True) if where == "tma"]
+    shared = any(operand.last_stage <= min(stored, default=0) for operand in loaded)
+    return len(loaded) + (1 if stored and not shared else 0)
 
 
 def shared_memory(plan: Plan, spec: ClusterSpec) -> dict[str, int]:
     """Bytes of shared memory by part; their sum must fit into Device.shared_memory.
 
     pipeline    slots of x and w tiles
-    staging     a tile for each MMA warp group (staging_bytes)
-    operands    further tiles for the second and later [M, N] operands that TMA reads
+    staging     staging_tiles for each MMA warp group
     vectors     [N] operands, the columns of the CTA
-    mailboxes   row partials of the CTA's own rows, if they are exchanged inside a CTA or cluster
+    mailboxes   row partials, if they are exchanged inside a CTA or cluster
     barriers    mbarriers
 
-    The parts up to ``operands`` are multiples of TILE_ALIGNMENT for every legal tile.
+    Pipeline and staging are multiples of TILE_ALIGNMENT for every legal tile.
     """
     rows, columns = slot_rows(plan)
-    loaded = [o.dtype for o, where in zip(spec.tile_operands, plan.operands, strict=False) if where == "tma"]
-    further = sum(plan.tile_m * plan.tile_n * dtype_bytes(dtype) for dtype in loaded[1:])
     return {
         "pipeline": plan.pipeline_depth * (rows + columns) * plan.tile_k * HALF_BYTES,
-        "staging": MMA_GROUPS * staging_bytes(plan, spec),
-        "operands": MMA_GROUPS * further,
+        "staging": MMA_GROUPS * staging_tiles(plan, spec) * plan.tile_m * plan.tile_n * HALF_BYTES,
         "vectors": len(spec.col_operands) * VECTOR_BYTES * columns,
         "mailboxes": mailbox_bytes(plan, spec),
-        "barriers": BARRIER_BYTES * (2 * plan.pipeline_depth + OTHER_BARRIERS),
+        "barriers": BARRIERS_BYTES,
     }
 
 
 def mailbox_bytes(plan: Plan, spec: ClusterSpec) -> int:
-    """Slots for every row of the CTA, every reduction and every part of a row that another warp group holds."""
+    """Slots for every row and part of a row of each MMA warp group, and every row value of the largest round."""
     if plan.exchange not in ("cta", "cluster"):
         return 0
-    parts = plan.groups_n * (plan.cluster_n if plan.exchange == "cluster" else 1)
-    values = sum(len(group) for group in rounds(spec))
-    return plan.cta_rows * parts * values * SLOT_BYTES * SLOT_GENERATIONS
+    parts = row_parts(plan, spec) * plan.groups_n
+    values = max((len(group) for group in rounds(spec)), default=0)
+    return SLOT_GENERATIONS * MMA_GROUPS * plan.tile_m * parts * values * SLOT_BYTES

@@ -155,6 +155,20 @@ def placements(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusa
 # --- tiles and layout -------------------------------------------------------------------------------------------------
 
 
+def tma_dtypes(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """Staging tiles hold half precision."""
+    tensors = [(operand.name, operand.dtype) for operand in spec.tile_operands]
+    tensors += [(output.block, output.dtype) for output in spec.tile_outputs]
+    for (name, dtype), where in zip(tensors, plan.operands + plan.store, strict=True):
+        if where == "tma" and dtype not in MATRIX_DTYPES:
+            yield Refusal(
+                "tma-dtype",
+                f"only {' and '.join(MATRIX_DTYPES)} tensors go through staging tiles",
+                {"name": name, "dtype": dtype},
+                "place it in global memory",
+            )
+
+
 def tile_sizes(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
     """wgmma shapes: 64 or 128 rows, n a multiple of 64 up to 256, one swizzle atom of K."""
     if plan.tile_m not in TILE_ROWS:
@@ -286,7 +300,7 @@ def cluster(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
 
 
 def grid(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
-    """The persistent grid is whole clusters, whole rows where CTAs wait for each other, and runs in one wave."""
+    """The persistent grid is whole rows and clusters, as each CTA keeps its columns, and runs in one wave."""
     size = plan.cluster_m * plan.cluster_n
     resident = device.clusters(size) * size
     if plan.ctas > resident:
@@ -297,7 +311,7 @@ def grid(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
             f"lower ctas to at most {resident}",
         )
     parts = row_parts(plan, spec)
-    step = parts * plan.cluster_m if plan.exchange == "grid" else size
+    step = parts * plan.cluster_m
     if plan.ctas % step:
         yield Refusal(
             "grid-step",
@@ -324,6 +338,7 @@ def the_cluster(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refus
 FORM: tuple[Clause, ...] = (positive, words, placements)
 CLAUSES: tuple[Clause, ...] = (
     the_cluster,
+    tma_dtypes,
     tile_sizes,
     accumulators,
     box_rows,

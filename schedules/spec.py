@@ -25,14 +25,16 @@ KINDS = ("gemm_reduce", "gemm_elementwise")
 class Operand:
     """An input other than x and w.
 
-    index  position among the function's parameters
-    kind   ``tile`` [M, N], ``col`` [N], ``row`` [M] or [M, 1], ``scalar`` [1]
+    index       position among the function's parameters
+    kind        ``tile`` [M, N], ``col`` [N], ``row`` [M] or [M, 1], ``scalar`` [1]
+    last_stage  last stage that reads it
     """
 
     name: str
     index: int
     kind: str
     dtype: str
+    last_stage: int = 0
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,11 @@ def blocks(func: tirx.PrimFunc) -> dict[str, Any]:
     return found
 
 
+def normal_forms(func: tirx.PrimFunc) -> dict[str, Block]:
+    """Every block below the root in normal form, by name in program order."""
+    return {name: normal_form(name, block) for name, block in blocks(func).items()}
+
+
 def rounds(spec: ClusterSpec) -> list[list[Reduction]]:
     """The reductions grouped into exchanges, in program order.
 
@@ -177,7 +184,7 @@ class _Analysis:
         if other:
             raise not_canonical("buffer parameters only", f"parameters {other}")
         self.params = list(func.params)
-        self.blocks = {name: normal_form(name, block) for name, block in blocks(func).items()}
+        self.blocks = normal_forms(func)
         if "gemm" not in self.blocks:
             raise not_canonical("a block named gemm", f"blocks {sorted(self.blocks)}")
         #: buffers made by blocks, and what they hold
@@ -191,7 +198,7 @@ class _Analysis:
         """Reads the product, then the stages in order, then the operands."""
         gemm = self.blocks["gemm"]
         m, n, k, layout = self._product(gemm)
-        self.m, self.n, self.kinds = m, n, dict[int, str]()
+        self.m, self.n, self.kinds, self.last = m, n, dict[int, str](), dict[int, int]()
         for block in self.blocks.values():
             if block.store.buffer not in self.params and block.store.buffer.dtype != "float32":
                 raise not_canonical("float32 between the blocks", f"{block.name} of {block.store.buffer.dtype}")
@@ -207,7 +214,7 @@ class _Analysis:
             if index not in outputs and index not in self.kinds:
                 self.kinds[index] = self._kind_by_shape(buffer)
         operands = tuple(
-            Operand(buffer.name, index, self.kinds[index], str(buffer.dtype))
+            Operand(buffer.name, index, self.kinds[index], str(buffer.dtype), self.last.get(index, 0))
             for index, buffer in enumerate(self.params)
             if index > 1 and index not in outputs
         )
@@ -298,6 +305,7 @@ class _Analysis:
         index = next((n for n, buffer in enumerate(self.params) if buffer.same_as(load.source)), None)
         if index is None or index < 2:
             raise not_canonical(f"{block.name} to read parameters behind x and w", f"a load of {load.source.name}")
+        self.last[index] = max(block.level or 0, self.last.get(index, 0))
         at, shape = list(load.indices), list(load.source.shape)
         known = {
             "tile": same_indices(at, (block.i, block.j)) and not is_one(shape[1]),

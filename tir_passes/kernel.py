@@ -15,8 +15,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as frames
 
 from tvm_comfuse.schedules.plan import MMA_GROUPS, Plan
-from tvm_comfuse.schedules.spec import ClusterSpec, rounds
-from tvm_comfuse.tir_passes.analysis import last_uses, normal_forms
+from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms, rounds
 from tvm_comfuse.tir_passes.emit import operands, ring
 from tvm_comfuse.tir_passes.emit.dsl import Cell, Expr, do, loop, named, registers, store, u32, when
 from tvm_comfuse.tir_passes.emit.expressions import read_buffers
@@ -58,7 +57,7 @@ class Kernel:
         self.geometry = Geometry(plan, spec)
         self.blocks = normal_forms(func)
         self.rounds = rounds(spec)
-        self.staging = StagingTiles.of(spec, plan, last_uses(func))
+        self.staging = StagingTiles.of(spec, plan)
         values = max([len(members) for members in self.rounds], default=0)
         self.layout = SharedLayout(self.geometry, self.staging.count, len(spec.col_operands), values)
 

@@ -54,7 +54,8 @@ def compile(
     mod, explanation = fuse(mod, parsed, plans)
     writer.ir("fuse", mod)
     writer.json("explain", explanation.to_dict())
-    mod = legalize()(mod)
+    with _build_errors():
+        mod = legalize()(mod)
     writer.ir("legalize", mod)
     executable = _compile(mod, parsed, writer)
     compiled = Compiled(executable, parsed, explanation)

@@ -44,7 +44,7 @@ def test_numbers(dtype: str, layout: str, symbolic: bool, m: int, n: int, k: int
 
 
 def test_structure() -> None:
-    script = cpu_schedule(_layer_norm(None, 96, 64, "bfloat16", "NK")).script()
+    script = cpu_schedule(_layer_norm(None, 96, 128, "bfloat16", "NK")).script()
     assert script.count("T.parallel") == 5
     assert "T.vectorized(64)" in script
     for block in ("gemm", "stage_0", "reduce_0", "reduce_1", "stage_2_out0"):

@@ -108,6 +108,11 @@ def test_any_rank_of_x(shape: tuple[int, ...]) -> None:
     assert report.shape == [rows, 64, 32]
 
 
+def test_symbolic_sizes_print_plainly() -> None:
+    batch = tirx.Var("batch", "int64")
+    assert only(product_of((batch, 16, 32), (32, 64))).shape == ["batch * 16", 64, 32]
+
+
 def test_widened_halves_are_a_half_product() -> None:
     def body(m: Model) -> Any:
         x, w = m.emit(op.astype(m.x, "float32")), m.emit(op.astype(m.w, "float32"))
@@ -331,3 +336,11 @@ def test_a_refusal_prints_its_reason() -> None:
     assert str(refusal) == (
         "K must be a positive multiple of 8 (rows aligned to 16 bytes) (K=100, multiple=8); pad K to 104"
     )
+
+
+def test_a_function_without_dataflow_blocks_is_searched_too() -> None:
+    params = list(product_of((24, 32), (32, 64))["main"].params)
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        builder.emit_func_output(builder.emit(op.matmul(*params)))
+    assert short(only(builder.get())) == ["matmul"]

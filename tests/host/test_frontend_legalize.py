@@ -162,7 +162,7 @@ def test_nan_survives_softmax_and_layer_norm():
 
 
 def test_the_legalized_module_builds_for_cuda_with_the_stock_schedules():
-    """Source only: no GPU is needed.  A product of a bfloat16 model must meet the tensor core rule of dlight."""
+    """Source only: no GPU is needed."""
     x, w, b = random(256, 256), random(256, 256, seed=1), random(256, seed=2)
 
     def model(x, w, b):

@@ -164,6 +164,14 @@ def test_row_reshape_moves_in_front_of_a_linear_layer_with_any_vector_operand():
     assert [name for name in names if name != "reshape"] == ["matmul", "add", "multiply", "nn.gelu", "negative"]
 
 
+def test_a_weight_with_a_batch_of_one_is_a_plain_weight():
+    after = normalized(lambda e, x, w: e(op.matmul(x, w)), (3, 4, 8), (1, 8, 16))
+    assert ops(after) == ["reshape", "matmul"]
+    assert len(calls(after)[-1].args[1].ty.shape) == 2
+    wider = normalized(lambda e, x, w: e(op.matmul(x, w)), (4, 8), (1, 8, 16))  # the result has three axes
+    assert ops(wider) == ["matmul"]
+
+
 def test_what_depends_on_the_row_is_not_moved():
     def tile(e, x, w, r):
         return e(permute(e(op.add(e(op.matmul(x, w)), r)), [1, 0, 2]))

@@ -12,7 +12,7 @@ from tvm_comfuse.schedules.device import H100, H200, device_of
 from tvm_comfuse.schedules.footprint import shared_memory
 from tvm_comfuse.schedules.legality import legality, supported
 from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.schedules.spec import Operand, analyze
+from tvm_comfuse.schedules.spec import Operand, Output, analyze
 
 SPEC = analyze(EXAMPLES["layer_norm"].build(16384, 1024, 1024, "bfloat16"))
 NARROW = analyze(EXAMPLES["layer_norm"].build(16384, 256, 1024, "bfloat16"))
@@ -119,27 +119,44 @@ def test_shared_memory_by_hand() -> None:
     assert parts == {
         "pipeline": 3 * (64 + 256) * 64 * 2,
         "staging": 2 * 64 * 256 * 2,
-        "operands": 0,
         "vectors": 3 * 4 * 256,
         "mailboxes": 0,
-        "barriers": 8 * (2 * 3 + 16),
+        "barriers": 1024,
     }
     # two values a row and part, two generations; pingpong has 128 rows
     assert shared_memory(CLUSTER, SPEC)["mailboxes"] == 128 * 4 * 2 * 8 * 2
-    assert shared_memory(CTA, NARROW)["mailboxes"] == 64 * 2 * 2 * 8 * 2
+    assert shared_memory(CTA, NARROW)["mailboxes"] == 2 * 64 * 2 * 2 * 8 * 2
     wide = shared_memory(replace(GRID, layout="cooperative", groups_m=2), SPEC)
     assert wide["pipeline"] == 3 * (128 + 256) * 64 * 2
 
 
-def test_staging_takes_the_widest_tensor_and_further_operands_their_own_tile() -> None:
+def test_outputs_share_the_tile_of_an_operand_that_is_read_no_more() -> None:
+    tile = 2 * 64 * 256 * 2
+    assert shared_memory(replace(GRID, operands=("global",)), SPEC)["staging"] == tile
+    assert shared_memory(replace(GRID, store=("global",)), SPEC)["staging"] == tile
+    assert shared_memory(replace(GRID, operands=("global",), store=("global",)), SPEC)["staging"] == 0
+    # an output of stage 0 cannot take the tile of an operand that stage 1 still reads
+    first = replace(SPEC.stages[0], outputs=(Output("stage_0_out0", 7, "bfloat16", "tile"),))
+    late = replace(SPEC.operands[1], last_stage=1)
+    operands = (SPEC.operands[0], late, *SPEC.operands[2:])
+    spec = replace(SPEC, stages=(first, *SPEC.stages[1:]), operands=operands)
+    plan = replace(GRID, store=("tma", "tma"))
+    assert shared_memory(plan, spec)["staging"] == 2 * tile
+    assert shared_memory(plan, replace(spec, operands=SPEC.operands))["staging"] == tile
+    two = replace(SPEC, operands=(*SPEC.operands, Operand("s", 8, "tile", "bfloat16")))
+    assert shared_memory(replace(GRID, operands=("tma", "tma")), two)["staging"] == 2 * tile
+
+
+def test_float32_tensors_do_not_go_through_tma() -> None:
     spec = analyze(EXAMPLES["gate_two_outputs"].build(256, 256, 64))
-    plan = replace(GRID, tile_n=64, operands=("tma",), store=("tma", "global"))
-    assert shared_memory(plan, spec)["staging"] == 2 * 64 * 64 * 4
-    assert shared_memory(replace(plan, operands=("global",)), spec)["staging"] == 2 * 64 * 64 * 2
-    nothing = replace(plan, operands=("global",), store=("global", "global"))
-    assert shared_memory(nothing, spec)["staging"] == 0
-    two = replace(spec, operands=(*spec.operands, Operand("r", 8, "tile", "float16")))
-    assert shared_memory(replace(plan, operands=("tma", "tma")), two)["operands"] == 2 * 64 * 64 * 2
+    plan = replace(GRID, exchange="warp", operands=("global",), store=("tma", "global"), ctas=2, cluster_m=1)
+    assert legality(plan, spec, H200) == []
+    for change in ({"operands": ("tma",)}, {"store": ("tma", "tma")}):
+        assert [r.code for r in legality(replace(plan, **change), spec, H200)] == ["tma-dtype"]
+
+
+def test_a_grid_without_exchange_is_whole_rows_too() -> None:
+    assert [r.code for r in legality(replace(NONE, ctas=130), PLAIN, H200)] == ["grid-step"]
 
 
 def test_device_of() -> None:

@@ -42,8 +42,8 @@ def test_layer_norm() -> None:
     assert spec.operands == (
         Operand("b", 2, "col", "float16"),
         Operand("r", 3, "tile", "float16"),
-        Operand("g", 4, "col", "float16"),
-        Operand("e", 5, "col", "float16"),
+        Operand("g", 4, "col", "float16", 2),
+        Operand("e", 5, "col", "float16", 2),
     )
     assert [stage.carried for stage in spec.stages] == ["stage_0", None, None]
     assert spec.reductions == (

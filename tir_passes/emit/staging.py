@@ -38,10 +38,11 @@ class StagingTiles:
     stores: list[Slot] = field(default_factory=list)
 
     @staticmethod
-    def of(spec: ClusterSpec, plan: Plan, last_use: dict[int, int]) -> StagingTiles:
+    def of(spec: ClusterSpec, plan: Plan) -> StagingTiles:
         """Decides which tensor goes through which tile."""
         count = 0
         operands = []
+        last_stage = {operand.index: operand.last_stage for operand in spec.operands}
         for operand, placement in zip(spec.tile_operands, plan.operands, strict=True):
             tile = count if placement == "tma" else None
             count += placement == "tma"
@@ -51,7 +52,7 @@ class StagingTiles:
         if not outputs:
             return StagingTiles(count, operands)
         first = outputs[0][0]
-        shared = next((s for s in operands if s.tile is not None and last_use.get(s.index, 0) <= first), None)
+        shared = next((s for s in operands if s.tile is not None and last_stage[s.index] <= first), None)
         if shared is None:
             tile, count = count, count + 1
         else:

@@ -1,8 +1,8 @@
 """From a model to a Relax module that the rest of the package can work on."""
 
-from tvm_comfuse.frontend.legalize import expand_attention, legalize, legalize_map
+from tvm_comfuse.frontend.legalization import expand_attention, legalize, legalize_map
 from tvm_comfuse.frontend.load import LoadedModel, load_model
-from tvm_comfuse.frontend.normalize import hoist_row_permutations, normalize, simplify_views
+from tvm_comfuse.frontend.normal_form import hoist_row_permutations, normalize, simplify_views
 from tvm_comfuse.frontend.relax_import import from_relax, load_relax
 from tvm_comfuse.frontend.tensors import host_target, run_module, to_torch, to_tvm
 from tvm_comfuse.frontend.torch_import import from_torch, load_exported_program

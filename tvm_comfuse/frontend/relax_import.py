@@ -11,7 +11,7 @@ from tvm import relax
 
 from tvm_comfuse.errors import ModelError
 from tvm_comfuse.frontend.messages import first_line
-from tvm_comfuse.frontend.normalize import normalize as normalize_pass
+from tvm_comfuse.frontend.normal_form import normalize as normalize_pass
 
 
 def from_relax(mod: Any, *, normalize: bool = True) -> tvm.IRModule:

@@ -55,7 +55,7 @@ def run_module(
     inputs are torch tensors or numpy arrays, in the order of the function's parameters.  ``mod`` may contain Relax
     operators, call_tir of scheduled or unscheduled functions, or both.
     """
-    from tvm_comfuse.frontend.legalize import legalize
+    from tvm_comfuse.frontend.legalization import legalize
 
     device = tvm.cpu() if device is None else device
     target = host_target() if target is None else tvm.target.Target(target)

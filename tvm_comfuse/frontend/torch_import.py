@@ -34,14 +34,14 @@ def from_torch(
     dynamic_shapes  for a module: as for ``torch.export.export``; a ``torch.export.Dim`` becomes a symbolic extent
     keep_params     parameters stay arguments of ``main``, behind the inputs, with their values in its attribute
                     ``params``; otherwise they are constants
-    normalize       run ``frontend.normalize.normalize`` on the result
+    normalize       run ``frontend.normalize`` on the result
 
     A single output is returned as a tensor and not as a tuple.  Raises ModelError.
     """
     torch = _torch()
     from tvm.relax.frontend.torch import from_exported_program
 
-    from tvm_comfuse.frontend.normalize import normalize as normalize_pass
+    from tvm_comfuse.frontend.normal_form import normalize as normalize_pass
     from tvm_comfuse.frontend.torch_converters import converters
 
     program = _program(torch, model, example_args, dynamic_shapes)

@@ -187,6 +187,20 @@ def _slice_before_permutation(call: tvm.ir.Call, graph: Graph) -> relax.Expr | N
     return relax.op.permute_dims(part, perm)
 
 
+def _drop_unit_batch(call: tvm.ir.Call, graph: Graph) -> relax.Expr | None:
+    """matmul(x, w [1, K, N]) = matmul(x, w [K, N]), where x has as many axes: an einsum is exported so."""
+    x, weight = (shape_of(arg) for arg in call.args) if graph.is_op(call, "relax.matmul") else (None, None)
+    if (
+        x is None
+        or weight is None
+        or not 2 < len(weight) <= len(x)
+        or not all(same_extent(extent, 1) for extent in weight[:-2])
+    ):
+        return None
+    plain = graph.emit(relax.op.reshape(graph.new(call.args[1]), weight[-2:]))
+    return relax.op.matmul(graph.new(call.args[0]), plain, out_dtype=call.attrs.out_dtype)
+
+
 _VIEW_RULES: list[Rule] = [
     _drop_reshape,
     _merge_reshapes,
@@ -195,6 +209,7 @@ _VIEW_RULES: list[Rule] = [
     _drop_unit_axes,
     _permute_reshape_permute,
     _slice_before_permutation,
+    _drop_unit_batch,
 ]
 
 

@@ -1,0 +1,58 @@
+"""The documentation's code runs, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tvm_comfuse
+from tvm_comfuse.relay_patterns.rules import ELEMENTWISE
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
+_LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
+_FILE = re.compile(r"`((?:tvm_comfuse|relay_patterns|schedules|tir_passes|docs|tests|benchmarks|examples)/[\w./-]+)`")
+
+
+def blocks(page: str) -> list[str]:
+    """The Python code of a page, block by block."""
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def rules() -> Iterator[None]:
+    """Takes back what a test registers."""
+    before = dict(ELEMENTWISE)
+    yield
+    ELEMENTWISE.clear()
+    ELEMENTWISE.update(before)
+
+
+@pytest.mark.usefixtures("rules")
+def test_contributing_walk() -> None:
+    rule, tests = blocks("CONTRIBUTING.md")
+    scope: dict[str, Any] = {}
+    exec(compile(tests, "CONTRIBUTING.md", "exec"), scope)
+    # step 1: without the rule growth stops there, and says so
+    (matmul,) = tvm_comfuse.explain(scope["model"]()).matmuls
+    assert "relax.log_add_exp" not in matmul.ops
+    assert "only elementwise operators, row reductions and views of the rows can join a cluster" in str(matmul.reason)
+    assert "log_add_exp" in str(matmul.reason)
+    exec(compile(rule, "CONTRIBUTING.md", "exec"), scope)
+    names = [name for name in scope if name.startswith("test_")]
+    assert len(names) == 2
+    for name in names:
+        scope[name]()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_files_exist(page: Path) -> None:
+    text = page.read_text()
+    targets = {page.parent / link for link in _LINK.findall(text) if "://" not in link}
+    # the contributing walk names a file that the reader is to write
+    targets |= {ROOT / name for name in _FILE.findall(text) if not name.endswith("ops_logaddexp.py")}
+    assert sorted(str(target) for target in targets if not target.exists()) == []
