@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import sys
 import time
+import warnings
 
 import torch
 from encoder_layer import build
@@ -54,6 +55,7 @@ def show_numbers(console: Console, layer: torch.nn.Module, inputs: tuple[torch.T
 
 def main() -> int:
     """Exit code 0 if everything is as it should be."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg")  # torch.export's own
     console = Console(width=120, highlight=False, markup=False)
     layer, inputs = build()
     explanation = tvm_comfuse.explain(layer, "h200", example_args=inputs)

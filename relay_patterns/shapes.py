@@ -80,6 +80,8 @@ def placed(shape: Sequence[Dim], against: Sequence[Dim], against_class: str) -> 
     full = padded(shape, len(against))
     if against_class == "row":
         return "row" if equal(full, against) else None
+    if len(shape) == len(against) > 1 and equal(shape, against):
+        return "tile"  # with one row a tile looks like a column vector, but needs no view to be read
     if all(same(dim, 1) for dim in full[:-1]) and same(full[-1], against[-1]):
         return "col"
     if not all(same(a, b) for a, b in zip(full[:-1], against[:-1], strict=True)):

@@ -17,7 +17,7 @@ from tvm.tirx.script import builder as frames
 from tvm_comfuse.schedules.plan import MMA_GROUPS, Plan
 from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms, rounds
 from tvm_comfuse.tir_passes.emit import operands, ring
-from tvm_comfuse.tir_passes.emit.dsl import Cell, Expr, do, loop, named, registers, store, u32, when
+from tvm_comfuse.tir_passes.emit.dsl import Cell, Expr, do, either, loop, named, registers, store, u32, when
 from tvm_comfuse.tir_passes.emit.expressions import read_buffers
 from tvm_comfuse.tir_passes.emit.fragment import Fragment
 from tvm_comfuse.tir_passes.emit.geometry import Geometry, Place
@@ -134,10 +134,12 @@ class Kernel:
                     self._identify()
                     self._declare_shared()
                     self._prologue()
-                    with when(self.warp_group == 0):
-                        self._producer()
-                    with when(self.warp_group > 0):
-                        self._mma()
+                    # one if with two branches: ptxas raises a branch's register limit only in this form
+                    with either(self.warp_group == 0) as (producer, mma):
+                        with producer:
+                            self._producer()
+                        with mma:
+                            self._mma()
                     self._epilogue()
         return builder.get()
 
@@ -163,7 +165,6 @@ class Kernel:
         if size > 1:
             cluster = named("cluster", T.cluster_id([self.plan.ctas // size]))
             rank = named("rank", T.cta_id_in_cluster([size]))
-            T.cta_id([self.plan.ctas])
         else:
             cluster, rank = named("cta", T.cta_id([self.plan.ctas])), T.int32(0)
         self.warp_group = named("warp_group", T.warpgroup_id([1 + MMA_GROUPS]))

@@ -83,3 +83,4 @@ def _autoload() -> None:
     be called any number of times.
     """
     import_module("tvm_comfuse.tir_passes.pipeline")
+    import_module("tvm_comfuse.relax_pipeline").register()

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tvm
-from tvm import relax
 from tvm.target import Target
 
 from tvm_comfuse import _autoload
 from tvm_comfuse.cuda.callback import own_cuda_compiler
+from tvm_comfuse.cuda.launch import DynamicShared
 from tvm_comfuse.dump import Dump
 from tvm_comfuse.errors import BuildError, ComfuseError, ModelError, TargetError
+from tvm_comfuse.relax_pipeline import lower
 from tvm_comfuse.runtime import Compiled
 from tvm_comfuse.target import HOPPER_ARCH, is_cuda, parse_target
+
+#: the text of a ComfuseError
+_OWN_MESSAGE = re.compile(r"needed (.+?); found (.+); try: (.+)")
 
 if TYPE_CHECKING:
     from tvm_comfuse.fusion import Plans
@@ -35,7 +40,7 @@ def compile(
     """Compile a model, with every cluster that can be one as one kernel.
 
     model         a torch.nn.Module (with example_args), an ExportedProgram, a Relax IRModule, or what the command line
-                  takes: the path of a ``.pt2`` or Relax ``.json`` file, ``file.py:function``, ``package.module:function``
+                  takes: a ``.pt2`` or Relax ``.json`` file, ``file.py:function``, ``package.module:function``
     target        see parse_target
     example_args  tensors to export a torch module with
     plans         the plan of some matmuls by their names in ``explain``; the others get the default
@@ -43,7 +48,7 @@ def compile(
 
     Raises ModelError, TargetError, PlanError and BuildError.
     """
-    from tvm_comfuse.frontend import legalize
+    from tvm_comfuse.frontend import legalize, simplify_views
     from tvm_comfuse.fusion import fuse
 
     parsed = parse_target(target)
@@ -55,10 +60,11 @@ def compile(
     writer.ir("fuse", mod)
     writer.json("explain", explanation.to_dict())
     with _build_errors():
-        mod = legalize()(mod)
+        mod = legalize()(simplify_views()(mod))
     writer.ir("legalize", mod)
-    executable = _compile(mod, parsed, writer)
-    compiled = Compiled(executable, parsed, explanation)
+    launches = DynamicShared()
+    executable = _compile(mod, parsed, [*writer.instruments(), launches.instrument()])
+    compiled = Compiled(executable, parsed, explanation, launches.sizes)
     if dump is not None:
         for number, source in enumerate(compiled.sources()):
             writer.text(f"kernels{number}", "cu", source)
@@ -101,14 +107,13 @@ def load(path: str | Path) -> Compiled:
     return Compiled(module, parse_target("cuda" if _has_cuda(module) else "llvm"), None)
 
 
-def _compile(mod: tvm.IRModule, target: Target, dump: Dump) -> Any:
+def _compile(mod: tvm.IRModule, target: Target, instruments: list[Any]) -> Any:
     """Relax and TIR pipelines down to an executable.  Raises BuildError with the message of the pass that failed."""
-    pipeline = relax.get_default_pipeline(target)
-    context = tvm.transform.PassContext(opt_level=3, instruments=dump.instruments())
+    context = tvm.transform.PassContext(opt_level=3, instruments=instruments)
     compiler = own_cuda_compiler(str(target.attrs.get("arch", HOPPER_ARCH)))
     with _build_errors(), context, target, compiler:
         return tvm.compile(
-            mod, target=target, relax_pipeline=pipeline, tir_pipeline="comfuse" if is_cuda(target) else "default"
+            mod, target=target, relax_pipeline=lower(target), tir_pipeline="comfuse" if is_cuda(target) else "default"
         )
 
 
@@ -119,7 +124,10 @@ def _build_errors() -> Iterator[None]:
     except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as error:
         if isinstance(error, ComfuseError):
             raise
-        raise BuildError("a module that TVM compiles", _last_line(error), "look at the IR with dump=FOLDER") from error
+        # TVM gives an exception of a Python pass back as a RuntimeError with the same message
+        own = _OWN_MESSAGE.search(str(error))
+        words = own.groups() if own else ("a module that TVM compiles", _last_line(error), "look at dump=FOLDER")
+        raise BuildError(*words) from error
 
 
 def _last_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,14 @@ class Compiled:
     explanation  which matmuls were fused and why the others were not; None for a loaded library
     """
 
-    def __init__(self, executable: Any, target: Target, explanation: Explanation | None):
+    def __init__(
+        self,
+        executable: Any,
+        target: Target,
+        explanation: Explanation | None,
+        dynamic_shared: Mapping[str, int] | None = None,
+    ):
+        self._dynamic_shared = dict(dynamic_shared or {})
         self.executable = executable
         self.target = target
         self.explanation = explanation
@@ -73,7 +81,8 @@ class Compiled:
     def kernel_report(self, *, compiler: str = "auto") -> list[CubinReport]:
         """Compile the CUDA source to cubins and say what the compiler reports.  Needs no GPU.  Raises BuildError."""
         arch = str(self.target.attrs.get("arch", HOPPER_ARCH)) if is_cuda(self.target) else HOPPER_ARCH
-        return [compile_cubin(source, arch, compiler=compiler) for source in self.sources()]
+        reports = [compile_cubin(source, arch, compiler=compiler) for source in self.sources()]
+        return [report.with_dynamic_shared(self._dynamic_shared) for report in reports]
 
     @property
     def _device(self) -> tvm.runtime.Device:

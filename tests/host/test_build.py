@@ -14,9 +14,11 @@ from tvm import relax
 
 import tvm_comfuse
 from tvm_comfuse.cuda import find_nvcc, find_nvrtc
-from tvm_comfuse.errors import BuildError, ModelError, PlanError, TargetError
+from tvm_comfuse.errors import BuildError, LoweringError, ModelError, PlanError, TargetError
 from tvm_comfuse.frontend import from_torch
 from tvm_comfuse.fusion import fuse
+from tvm_comfuse.schedules.device import H200
+from tvm_comfuse.schedules.footprint import slot_rows
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.verify.numeric import relative_error
 
@@ -141,6 +143,11 @@ def test_kernels_for_the_gpu_do_not_spill(tmp_path: Path) -> None:
     assert len(ours) == 2
     assert all(report.cubin.startswith(b"\x7fELF") and report.arch == "sm_90a" for report in reports)
     assert sum(report.spill_stores + report.spill_loads for report in reports) == 0
+    for kernel, matmul in zip(sorted(ours, key=lambda kernel: kernel.name), compiled.explanation.matmuls, strict=True):
+        # gemm_elementwise comes before gemm_reduce, as the matmuls do
+        rows, columns = slot_rows(matmul.plan)
+        ring = matmul.plan.pipeline_depth * (rows + columns) * matmul.plan.tile_k * 2
+        assert ring <= kernel.dynamic_shared_bytes <= H200.shared_memory - kernel.shared_bytes
     names = sorted(path.name for path in (tmp_path / "dump").iterdir())
     phases = [name.partition("_")[2] for name in names]
     for phase in ("import.py", "fuse.py", "legalize.py", "LowerClusters.py", "kernels0.cu", "ptxas.json"):
@@ -216,6 +223,41 @@ def test_passes_one_by_one() -> None:
     out = torch.from_dlpack(machine["main"](tvm.runtime.from_dlpack(x)))
     error, eager_error = _errors(out, model, x)
     assert error <= 2 * eager_error
+
+
+def test_pipeline_by_name() -> None:
+    model, x = _block(), _input(4, 32)
+    tvm_comfuse._autoload()
+    executable = tvm.compile(from_torch(model, (x,)), target=parse_target("llvm"), relax_pipeline="comfuse")
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    out = torch.from_dlpack(machine["main"](tvm.runtime.from_dlpack(x)))
+    error, eager_error = _errors(out, model, x)
+    assert error <= 2 * eager_error
+    assert "comfuse_gemm_reduce" in executable.as_text()
+    # an exception of a Python pass comes out of TVM as a RuntimeError with its message
+    with pytest.raises(RuntimeError, match="a target in scope"):
+        relax.get_pipeline("comfuse")(from_torch(model, (x,)))
+
+
+def test_reshapes_are_views(tmp_path: Path) -> None:
+    """[4, 32, 64] is [128, 64] without a kernel; only the result is copied into its shape."""
+    compiled = tvm_comfuse.compile(_block(), "h200", example_args=(_input(4, 32),), dump=tmp_path)
+    (lowered,) = tmp_path.glob("*_AttachGlobalSymbol.py")
+    assert "vm.builtin.reshape" in lowered.read_text()
+    kernels = [line for source in compiled.sources() for line in source.splitlines() if line.endswith(");")]
+    assert sum("__global__" in line and "reshape" in line for line in kernels) <= 1
+
+
+def test_error_of_a_pass_keeps_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tvm_comfuse.tir_passes import lower as lower_module
+
+    def fail(*_arguments: object) -> None:
+        raise LoweringError("a kernel", "none", "another plan")
+
+    monkeypatch.setattr(lower_module, "lower", fail)
+    with pytest.raises(BuildError) as caught:
+        tvm_comfuse.compile(_block(), "h200", example_args=(_input(4, 32),))
+    assert str(caught.value) == "needed a kernel; found none; try: another plan"
 
 
 def test_model_without_matmul() -> None:

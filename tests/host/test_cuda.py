@@ -189,6 +189,19 @@ def test_compilers_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert find() is None
 
 
+def test_headers_without_the_cpp_library_are_passed_over(tmp_path: Path) -> None:
+    """As the wheels that PyTorch brings."""
+    bare, full = tmp_path / "bare" / "include", tmp_path / "full" / "targets" / "x86_64-linux" / "include"
+    for folder in (bare, full / "cccl" / "cuda" / "std"):
+        folder.mkdir(parents=True)
+    for file in (bare / "cuda_runtime.h", full / "cuda_runtime.h", full / "cccl" / "cuda" / "std" / "cstdint"):
+        file.touch()
+    roots, headers = [tmp_path / "bare", tmp_path / "full"], ("cuda_runtime.h", "cuda/std/cstdint")
+    assert toolchain._include_folders(roots, headers) == (str(full), str(full / "cccl"))
+    assert toolchain._include_folders(roots, headers[:1]) == (str(bare),)
+    assert toolchain._include_folders(roots[:1], headers) == ()
+
+
 def test_ptxas_log() -> None:
     log = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'first' for 'sm_90a'

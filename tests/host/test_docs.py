@@ -56,3 +56,33 @@ def test_named_files_exist(page: Path) -> None:
     # the contributing walk names a file that the reader is to write
     targets |= {ROOT / name for name in _FILE.findall(text) if not name.endswith("ops_logaddexp.py")}
     assert sorted(str(target) for target in targets if not target.exists()) == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
+def test_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the README's example writes a library
+    (code,) = blocks(page)
+    scope: dict[str, Any] = {}
+    exec(compile(code, page, "exec"), scope)
+    if page == "README.md":
+        with scope["torch"].no_grad():
+            expected = scope["model"](scope["x"])
+        scope["torch"].testing.assert_close(scope["y"], expected, rtol=2e-2, atol=2e-2)
+    else:
+        assert "comfuse_gemm_reduce" in scope["mod"].script(show_meta=False)
+        assert scope["executable"] is not None
+
+
+def test_commands_of_the_readme_exist() -> None:
+    """Every option that the README shows is one of the command's."""
+    import typer
+
+    from tvm_comfuse.cli.main import app
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    lines = re.findall(r"^    comfuse (\w+)(.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(lines) >= 5
+    for name, rest in lines:
+        known = {option for parameter in commands[name].params for option in parameter.opts}
+        used = set(re.findall(r"(?<= )--?[a-z][\w-]*", rest.partition("#")[0]))
+        assert used <= known, name

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
@@ -91,8 +92,8 @@ def bound(name: str, value: Expr) -> Expr:
 
 
 def f32(value: float) -> Expr:
-    """A float32 constant."""
-    return T.float32(value)
+    """A float32 constant, rounded here: the CUDA compiler warns of a literal that is no float32."""
+    return T.float32(float(np.float32(value)))
 
 
 def u32(value: Any) -> Expr:

@@ -14,14 +14,20 @@ import tvm_ffi
 from tvm import tirx
 
 from tvm_comfuse.errors import LoweringError
+from tvm_comfuse.tir_passes.emit.dsl import f32
 
 Expr = Any
 _NAMES = "Add Sub Mul Div Mod FloorDiv FloorMod Min Max EQ NE LT LE GT GE And Or"
 BINARY = tuple(getattr(tirx, name) for name in _NAMES.split())
 
 
-def rebind(expr: Expr, variables: dict[Any, Expr], load: Callable[[Any], Expr]) -> Expr:
+def rebind(
+    expr: Expr, variables: dict[Any, Expr], load: Callable[[Any], Expr], of_row: Callable[[Any], bool] = lambda _: False
+) -> Expr:
     """Copy of `expr`: iteration variables become their `variables`, each load becomes `load(it)`.
+
+    of_row(load) tells whether a load is the same for a whole row.  Division by such a value becomes multiplication by its
+    reciprocal, one division a row instead of one an element (an IEEE division is a call, which also spills registers).
 
     Written out here because `tvm_ffi.structural_map` corrupts memory when its callbacks return new loads (TVM 0.27).
     Raises LoweringError for a node that stages do not have.
@@ -32,7 +38,9 @@ def rebind(expr: Expr, variables: dict[Any, Expr], load: Callable[[Any], Expr]) 
             return load(node)
         if isinstance(node, tirx.Var):
             return variables.get(node, node)
-        if isinstance(node, (tirx.IntImm, tirx.FloatImm)):
+        if isinstance(node, tirx.FloatImm):
+            return f32(float(node.value)) if str(node.ty) == "float32" else node
+        if isinstance(node, tirx.IntImm):
             return node
         if isinstance(node, tirx.Cast):
             value = go(node.value)
@@ -43,6 +51,8 @@ def rebind(expr: Expr, variables: dict[Any, Expr], load: Callable[[Any], Expr]) 
             return tirx.Not(go(node.a))
         if isinstance(node, tvm.ir.Call):
             return tirx.call_intrin(str(node.ty), node.op, *[go(argument) for argument in node.args])
+        if isinstance(node, tirx.Div) and str(node.ty) == "float32" and loads(node.b) and all(map(of_row, loads(node.b))):
+            return go(node.a) * (f32(1.0) / go(node.b))
         if isinstance(node, BINARY):
             return type(node)(go(node.a), go(node.b))
         raise LoweringError(

@@ -14,6 +14,7 @@ from tvm.script import tirx as T
 
 from tvm_comfuse.tir_passes.emit import operands
 from tvm_comfuse.tir_passes.emit.dsl import f32, registers, store, u32, unrolled
+from tvm_comfuse.tir_passes.emit.instructions import pin
 from tvm_comfuse.tir_passes.emit.expressions import read_buffers, rebind, without_cast
 
 Expr = Any
@@ -50,6 +51,13 @@ class RowValues:
             self.cells[name] = registers([self.fragment.rows], "float32", name)
         return self.cells[name]
 
+    def renew(self) -> None:
+        """Makes the compiler forget what it computed from row values in earlier passes: kept for every element, that would
+        double the registers a pass needs."""
+        for cells in self.cells.values():
+            for row in range(self.fragment.rows):
+                pin(cells[row])
+
 
 class Stages:
     """Emits passes for one step of one warp group."""
@@ -63,6 +71,7 @@ class Stages:
         if not actions:
             return
         buffers = read_buffers(action.block.value for action in actions)
+        self.rows.renew()
         with unrolled(self.fragment.chunks, "chunk") as chunk:
             column = self.fragment.column(chunk)
             vectors = {
@@ -116,7 +125,10 @@ class Stages:
         if block.j is not None:
             at = kernel.global_column(self.fragment.column(chunk)) + element
             variables[block.j] = T.cast(at, str(block.j.ty.dtype))
-        return rebind(without_cast(block.value), variables, load)
+        def of_row(node: Any) -> bool:
+            return kernel.home(node.source).kind in ("row_value", "row", "scalar")
+
+        return rebind(without_cast(block.value), variables, load, of_row)
 
     def carry(self, block: Any) -> Action:
         """The carried value of a stage takes the place of the one before."""

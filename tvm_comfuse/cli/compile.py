@@ -65,11 +65,11 @@ def kernel_table(reports: list[CubinReport]) -> Table:
     compilers = ", ".join(sorted({f"{report.compiler}, {report.arch}" for report in reports}))
     table = Table(title=f"kernels ({compilers})")
     table.add_column("kernel", overflow="fold")
-    for heading in ("registers", "spill stores", "spill loads", "static shared"):
+    for heading in ("registers", "spill stores", "spill loads", "static smem", "dynamic smem"):
         table.add_column(heading, justify="right")
     for kernel in (kernel for report in reports for kernel in report.kernels):
-        numbers = (kernel.registers, kernel.spill_stores, kernel.spill_loads, kernel.shared_bytes)
-        table.add_row(kernel.name, *map(str, numbers))
+        shared = (kernel.shared_bytes, kernel.dynamic_shared_bytes)
+        table.add_row(kernel.name, *map(str, (kernel.registers, kernel.spill_stores, kernel.spill_loads, *shared)))
     return table
 
 

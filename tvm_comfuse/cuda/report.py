@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 _ENTRY = re.compile(r"Compiling entry function '(?P<name>[^']+)' for '(?P<arch>[^']+)'")
@@ -20,7 +21,8 @@ class KernelReport:
 
     registers     32-bit registers of a thread
     stack_frame   bytes of local memory of a thread, spill_stores and spill_loads bytes moved to and from it
-    shared_bytes  statically sized shared memory of a block in bytes; what the launch adds is not in it
+    shared_bytes  statically sized shared memory of a block in bytes, as the compiler counts it
+    dynamic_shared_bytes  what the launch adds to it; the compiler does not know it
     """
 
     name: str
@@ -29,6 +31,7 @@ class KernelReport:
     spill_stores: int
     spill_loads: int
     shared_bytes: int
+    dynamic_shared_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values."""
@@ -62,8 +65,13 @@ class CubinReport:
 
     @property
     def shared_bytes(self) -> int:
-        """The most static shared memory a block of any kernel needs, in bytes."""
-        return max((kernel.shared_bytes for kernel in self.kernels), default=0)
+        """The most shared memory a block of any kernel needs, static and dynamic, in bytes."""
+        return max((kernel.shared_bytes + kernel.dynamic_shared_bytes for kernel in self.kernels), default=0)
+
+    def with_dynamic_shared(self, sizes: Mapping[str, int]) -> CubinReport:
+        """The same report with the bytes that launches add, by kernel name."""
+        kernels = (replace(kernel, dynamic_shared_bytes=sizes.get(kernel.name, 0)) for kernel in self.kernels)
+        return replace(self, kernels=tuple(kernels))
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values, without the binary."""

@@ -14,6 +14,8 @@ from pathlib import Path
 
 #: where the CUDA 13 wheels of pip put their files, below a folder of sys.path
 _WHEEL_ROOT = Path("nvidia") / "cu13"
+#: headers that generated code includes
+_RUNTIME, _CCCL = ("cuda_runtime.h",), ("cuda/std/cstdint",)
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,16 @@ def _toolkit_roots() -> list[Path]:
     return [Path(root) for root in named if root and Path(root).is_dir()]
 
 
-def _include_folders(roots: list[Path]) -> tuple[str, ...]:
-    """Header folders of the first root that has the CUDA runtime's headers; CCCL's own folder is one of them."""
+def _include_folders(roots: list[Path], needed: tuple[str, ...]) -> tuple[str, ...]:
+    """Header folders of the first root that has every needed header; () if none has.
+
+    CCCL, the C++ library, has a folder of its own inside.
+    """
     for root in roots:
         for folder in (root / "include", *sorted(root.glob("targets/*/include"))):
-            if (folder / "cuda_runtime.h").is_file():
-                return tuple(str(f) for f in (folder, folder / "cccl") if f.is_dir())
+            folders = [f for f in (folder, folder / "cccl") if f.is_dir()]
+            if all(any((f / header).is_file() for f in folders) for header in needed):
+                return tuple(map(str, folders))
     return ()
 
 
@@ -62,7 +68,7 @@ def find_nvcc() -> Compiler | None:
         candidates.append((found, ()))
     candidates += [(str(root / "bin" / "nvcc"), ()) for root in _toolkit_roots()]
     # nvcc of the wheels does not know where the wheel of the C++ library is
-    candidates += [(str(root / "bin" / "nvcc"), _include_folders([root])) for root in wheel_roots()]
+    candidates += [(str(root / "bin" / "nvcc"), _include_folders([root], _RUNTIME)) for root in wheel_roots()]
     for path, include in candidates:
         version = _nvcc_version(path)
         if version:
@@ -87,7 +93,8 @@ def find_nvrtc() -> Compiler | None:
     """NVRTC if cuda-bindings, the library and the headers are there, else None."""
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
         return None
-    include = _include_folders([*wheel_roots(), *_toolkit_roots()])
+    # PyTorch's wheels bring the runtime's headers without CCCL
+    include = _include_folders([*wheel_roots(), *_toolkit_roots()], (*_RUNTIME, *_CCCL))
     if not include:
         return None
     _preload_nvrtc()
@@ -106,11 +113,15 @@ def _preload_nvrtc() -> None:
     """Load NVRTC's library from wheels anywhere on sys.path.
 
     cuda-bindings searches site-packages only, and misses a folder given by PYTHONPATH or ``pip install --target``.
+    NVRTC 13.0 itself looks for its second library on the system's path only, unless it is loaded already.
     """
     for root in wheel_roots():
-        for library in sorted(root.glob("lib/libnvrtc.so.*")):
+        found = [*sorted(root.glob("lib/libnvrtc-builtins.so.*")), *sorted(root.glob("lib/libnvrtc.so.*"))]
+        for library in found:
             try:
                 ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
             except OSError:
-                continue
-            return
+                break
+        else:
+            if found:
+                return
