@@ -25,8 +25,9 @@ EXCHANGE_US = {"none": 0.0, "warp": 0.0, "cta": 1.8, "cluster": 2.1, "grid": 2.5
 STAGE_ELEMENTS = 64 * 256
 OPERATION_US = 0.19
 STREAM_US = 1.26
-#: a tensor that does not go through TMA costs address arithmetic and uncoalesced quads as well (assumed)
-GLOBAL_STREAM = 1.5
+#: a tensor that does not go through TMA costs address arithmetic and half-used sectors as well (a store from registers,
+#: two bytes a time, cost 13 times as much; four bytes a time are assumed to cost five)
+GLOBAL_STREAM = 5.0
 #: from a load's issue to its data, under load; slots in flight must cover it (layouts.json, pingpong at K = 4096)
 LOAD_LATENCY_US = 1.0
 #: a pingpong main loop has one warp group to keep the tensor cores busy (layouts.json, 128 x 128 tiles)

@@ -21,6 +21,7 @@ from tvm_comfuse.tir_passes.emit.dsl import Cell, Expr, do, either, loop, named,
 from tvm_comfuse.tir_passes.emit.expressions import read_buffers
 from tvm_comfuse.tir_passes.emit.fragment import Fragment
 from tvm_comfuse.tir_passes.emit.geometry import Geometry, Place
+from tvm_comfuse.tir_passes.emit.instructions import opaque
 from tvm_comfuse.tir_passes.emit.mma import MainLoop
 from tvm_comfuse.tir_passes.emit.producer import b_box_rows, bring_operands, fill_ring, send_results
 from tvm_comfuse.tir_passes.emit.reduce import reduce_round
@@ -106,6 +107,12 @@ class Kernel:
         """Column of the result of a column of the warp group's tile."""
         return self.place.column + self.group_column(self.group) * self.plan.tile_n + column
 
+    def inside(self, row: Expr, column: Expr) -> Expr:
+        """Whether two neighbours from `column` on lie in the result (N is a multiple of 8)."""
+        if self.geometry.ragged_n:
+            return T.And(row < self.place.rows, column < self.spec.n)
+        return row < self.place.rows
+
     @property
     def row_part(self) -> Expr:
         """Part of the row this warp group has."""
@@ -173,7 +180,6 @@ class Kernel:
         self.thread = self.warp * 32 + self.lane
         self.cta_thread = self.warp_group * WARP_GROUP + self.thread
         self.group = self.warp_group - 1
-        self.fragment = Fragment(self.plan.tile_m, self.plan.tile_n, self.warp, self.lane)
         rows = self.spec.m if self.spec.m is not None else T.cast(self.x.shape[0], "int32")
         self.place = Place(self.geometry, cluster, rank, T.int32(rows) if isinstance(rows, int) else rows)
 
@@ -293,6 +299,10 @@ class Kernel:
 
     def _stages(self, step: Expr, use: Expr) -> None:
         """All stages of a step: pass, exchange, pass, ..., results."""
+        # addresses made from the lane would otherwise be computed before the main loop, where no register is left for them
+        lane = Cell("int32", "stage_lane", self.lane)
+        opaque(lane.value)
+        self.fragment = Fragment(self.plan.tile_m, self.plan.tile_n, self.warp, lane.value)
         rows = RowValues(self.fragment)
         columns = operands.load_columns(self, step)
         stages = Stages(self, rows, columns, step)
@@ -329,13 +339,13 @@ class Kernel:
             return
         slot = self.staging.store_of(output.block)
         if slot is None:
-            stages.sweep([stages.send(block, buffer, None)])
+            stages.sweep([stages.send_global(block, buffer)])
             return
         nth, count = self.staging.store_tiles.index(slot), len(self.staging.store_tiles)
         index = self.tile_barrier(self.group, slot.tile)
         if nth > 0 or not self.staging.loaded(slot.tile):
             ring.wait(self.tile_empty, index, (use * count + nth + 1) % 2)
-        stages.sweep([stages.send(block, buffer, slot.tile)])
+        stages.sweep([stages.send_tile(block, buffer, slot.tile)])
         do(T.ptx.fence.proxy.async_.shared__cta())
         ring.arrive(self.tile_ready, self.group)
 

@@ -33,3 +33,7 @@ class BuildError(ComfuseError, RuntimeError):
 
 class LoweringError(ComfuseError, RuntimeError):
     """A function reached a lowering pass in a form that the pass does not take."""
+
+
+class VerifyError(ComfuseError, RuntimeError):
+    """A lowered kernel breaks a rule of its protocol or of the device."""

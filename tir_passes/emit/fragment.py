@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Expr = Any
+#: a box is 64 half-precision columns, 128 bytes; it has four pairs of chunks
+BOX_COLUMNS, BOX_BYTES, BOX_PAIRS = 64, 128, 4
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,9 @@ class Fragment:
         return self.tile_m // 64
 
     @property
-    def chunks(self) -> int:
-        """Chunks of eight columns."""
-        return self.tile_n // 8
+    def boxes(self) -> int:
+        """Boxes of 64 columns, the width of a swizzled tile."""
+        return self.tile_n // BOX_COLUMNS
 
     @property
     def rows(self) -> int:
@@ -47,21 +49,52 @@ class Fragment:
         """Position in the quad that shares a row."""
         return self.lane % 4
 
-    @property
-    def row_phase(self) -> Expr:
-        """row % 8, the same for all rows of a thread."""
-        return self.lane // 4
-
     def row(self, index: int) -> Expr:
         """Row in the tile of a thread's row number `index` (block * 2 + half)."""
         block, half = divmod(index, 2)
         return block * 64 + self.warp * 16 + self.lane // 4 + half * 8
 
-    def column(self, chunk: Expr) -> Expr:
-        """First of the two columns in a chunk."""
-        return chunk * 8 + self.quad_lane * 2
+    def column(self, place: Place) -> Expr:
+        """Column in the tile of an element's pair of neighbours (element 0)."""
+        return place.chunk * 8 + self.quad_lane * 2
 
-    def element(self, row_index: int, chunk: Expr, element: int) -> Expr:
-        """Accumulator register of an element."""
-        block, half = divmod(row_index, 2)
-        return block * (self.tile_n // 2) + chunk * 4 + half * 2 + element
+    def accumulator(self, place: Place, element: int) -> Expr:
+        """Register of an element."""
+        return place.block * (self.tile_n // 2) + place.chunk * 4 + place.half * 2 + element
+
+    def matrix_offset(self, block: int, box: Expr, pair: int) -> Expr:
+        """Byte offset in a swizzled tile of the row that this lane names to ldmatrix or stmatrix.
+
+        One such instruction moves four 8 x 8 matrices, here 16 rows and a pair of chunks: lanes 0-7 name the upper rows of
+        the first chunk, 8-15 its lower rows, 16-31 the same of the second chunk.  Register 2 side + half of a thread
+        then holds its two elements of that chunk and row.
+        """
+        row = block * 64 + self.warp * 16 + self.lane % 16
+        swizzle = (pair * 2) ^ ((self.lane // 16) ^ (self.lane % 8))
+        return box * (self.tile_m * BOX_BYTES) + row * BOX_BYTES + swizzle * 16
+
+
+@dataclass(frozen=True)
+class Place:
+    """Two neighbouring elements of a thread: box (an expression), then pair of chunks, side in the pair, block, half."""
+
+    box: Expr
+    pair: int
+    side: int
+    block: int
+    half: int
+
+    @property
+    def chunk(self) -> Expr:
+        """Chunk of eight columns in the tile."""
+        return self.box * (BOX_COLUMNS // 8) + self.pair * 2 + self.side
+
+    @property
+    def row(self) -> int:
+        """The thread's row number."""
+        return self.block * 2 + self.half
+
+    @property
+    def matrix(self) -> int:
+        """Register of the pair of chunks that holds these elements, see Fragment.matrix_offset."""
+        return self.side * 2 + self.half

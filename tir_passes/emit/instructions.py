@@ -15,6 +15,7 @@ TMA_LOAD_MULTICAST = TMA_LOAD + ".multicast::cluster"
 TMA_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group"
 
 _PIN = '__device__ __forceinline__ void comfuse_pin(float& r) { asm volatile("" : "+f"(r) :: "memory"); }\n'
+_OPAQUE = '__device__ __forceinline__ void comfuse_opaque(int& r) { asm volatile("" : "+r"(r)); }\n'
 _ARRIVE_AT = """__device__ __forceinline__ void comfuse_arrive_at(void* bar, unsigned rank) {
   unsigned a = (unsigned)__cvta_generic_to_shared(bar), r;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(rank));
@@ -48,6 +49,11 @@ def pin(register: Expr) -> None:
     `T.cuda.wgmma.noop_barrier` is meant for this; in TVM 0.27 it takes the register by value.
     """
     do(T.cuda.func_call("comfuse_pin", register, source_code=_PIN))
+
+
+def opaque(register: Expr) -> None:
+    """Makes the compiler forget where an integer comes from, so that nothing computed from it moves to an earlier place."""
+    do(T.cuda.func_call("comfuse_opaque", register, source_code=_OPAQUE))
 
 
 def arrive_at(barrier: Expr, rank: Expr) -> None:

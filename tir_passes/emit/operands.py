@@ -1,29 +1,43 @@
-"""Where the stages find their inputs: [N]-vectors and scalars, [M, 1] columns, [M, N] tiles."""
+"""Where the stages find their inputs: [N]-vectors and scalars, [M, 1] columns, [M, N] tiles.
+
+What a pass needs of a few pairs of chunks is loaded before they are computed: loads in flight together, instead of one
+latency for each chunk.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
 
-from tvm_comfuse.tir_passes.emit.dsl import do, f32, loop, registers, store, u32, when
-from tvm_comfuse.tir_passes.emit.shared import swizzled
+from tvm_comfuse.tir_passes.emit.dsl import bound, do, f32, loop, registers, store, u32, when
+from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, Place
 
 Expr = Any
+#: columns of a pair of chunks
+PAIR_COLUMNS = 16
+#: registers that loads in flight may take, beside 128 accumulators
+IN_FLIGHT = 48
 
 
 def fill_vectors(kernel: Any, threads: int) -> None:
-    """All threads: this CTA's columns of each [N]-vector, as float32, zeros behind N."""
+    """All threads: this CTA's columns of each [N]-vector, as float32, zeros behind N.
+
+    A lane needs two neighbours of each of the two chunks of a pair.  They are put next to each other, so that it gets all
+    four with one load.
+    """
     count = kernel.plan.cta_columns
     with loop(-(-count // threads), "j") as j:
         at = j * threads + kernel.cta_thread
         with when(at < count):
             column = kernel.place.column + at
+            slot = at // PAIR_COLUMNS * PAIR_COLUMNS + at % 8 // 2 * 4 + at // 8 % 2 * 2 + at % 2
             for index, buffer in enumerate(kernel.vectors):
                 value = T.cast(buffer[column], "float32")
                 if kernel.geometry.ragged_n:
                     value = T.if_then_else(column < kernel.spec.n, value, f32(0.0))
-                store(kernel.vector_views[index], value, at)
+                store(kernel.vector_views[index], value, slot)
 
 
 def load_scalars(kernel: Any) -> Any:
@@ -47,42 +61,131 @@ def load_columns(kernel: Any, step: Expr) -> Any:
     return cells
 
 
-def vector_pair(kernel: Any, index: int, column: Expr) -> Any:
-    """Two neighbouring elements of an [N]-vector from shared memory."""
-    pair = registers([2], "float32", "vector")
-    offset = kernel.layout.vector(index) + (kernel.group_column(kernel.group) * kernel.plan.tile_n + column) * 4
-    do(T.ptx.ld.shared.v2.f32(pair[0], pair[1], kernel.smem.ptr_to([offset])))
-    return pair
+@dataclass(frozen=True)
+class Inputs:
+    """Registers with what a pass reads in some pairs of chunks of a box; `first` is the number of the first pair.
+
+    vectors  by vector: [pairs, 4], columns (side, element)
+    words    by staged tile: [blocks, pairs, 4] of two half-precision numbers
+    floats   by tile in global memory: [rows, pairs, 2, 2] float32
+    """
+
+    first: int
+    vectors: dict[int, Any]
+    words: dict[int, tuple[Any, str]]
+    floats: dict[int, Any]
+
+    def vector(self, index: int, place: Place, element: int) -> Expr:
+        """An element of an [N]-vector."""
+        return self.vectors[index][place.pair - self.first, place.side * 2 + element]
+
+    def tile(self, index: int, place: Place, element: int) -> Expr:
+        """An element of an [M, N] operand as float32."""
+        pair = place.pair - self.first
+        if index in self.floats:
+            return self.floats[index][place.row, pair, place.side, element]
+        words, dtype = self.words[index]
+        return unpack(words[place.block, pair, place.matrix], dtype)[element]
 
 
-def tile_offset(kernel: Any, tile: int, row_index: int, chunk: Expr) -> Expr:
-    """Byte offset of a thread's two elements of a chunk in a staging tile."""
+def pairs_in_flight(kernel: Any, vectors: list[int], tiles: list[int]) -> int:
+    """How many pairs of chunks are loaded together: a divisor of BOX_PAIRS."""
+    blocks = kernel.fragment.blocks
+    a_pair = 4 * len(vectors) + sum((8 if kernel.tiles[index].tile is None else 4) * blocks for index in tiles)
+    return next(count for count in (4, 2, 1) if count * a_pair <= IN_FLIGHT or count == 1)
+
+
+def load(
+    kernel: Any, far: dict[int, GlobalRows], box: Expr, pairs: range, vectors: list[int], tiles: list[int]
+) -> Inputs:
+    """Everything a pass reads of some pairs; `vectors` and `tiles` are positions among the operands of that kind, `far` has
+    the tiles that are read from global memory."""
+    inputs = Inputs(pairs[0], {}, {}, {})
+    for index in vectors:
+        inputs.vectors[index] = _load_vector(kernel, index, box, pairs)
+    for index in tiles:
+        operand = kernel.tiles[index]
+        if index in far:
+            inputs.floats[index] = _load_global(kernel, far[index], box, pairs)
+        else:
+            inputs.words[index] = (_load_tile(kernel, operand.tile, box, pairs), str(operand.buffer.dtype))
+    return inputs
+
+
+def _load_vector(kernel: Any, index: int, box: Expr, pairs: range) -> Any:
+    cells = registers([len(pairs), 4], "float32", "vector")
+    group = kernel.group_column(kernel.group) * kernel.plan.tile_n
+    for nth, pair in enumerate(pairs):
+        first = group + (box * BOX_PAIRS + pair) * PAIR_COLUMNS + kernel.fragment.quad_lane * 4
+        address = kernel.smem.ptr_to([kernel.layout.vector(index) + first * 4])
+        do(T.ptx.ld.shared.v4.f32(*[cells[nth, i] for i in range(4)], address))
+    return cells
+
+
+def _load_tile(kernel: Any, tile: int, box: Expr, pairs: range) -> Any:
     fragment = kernel.fragment
-    where = swizzled(fragment.row_phase, fragment.row(row_index), chunk, fragment.tile_m)
-    return kernel.layout.tile(kernel.group, tile) + where + fragment.quad_lane * 4
+    words = registers([fragment.blocks, len(pairs), 4], "uint32", "words")
+    get = T.ptx["ldmatrix.sync.aligned.m8n8.x4.shared.b16"]
+    for block in range(fragment.blocks):
+        for nth, pair in enumerate(pairs):
+            do(get(*[words[block, nth, i] for i in range(4)], matrix_address(kernel, tile, block, box, pair)))
+    return words
 
 
-def tile_pair(kernel: Any, tile: int, dtype: str, row_index: int, chunk: Expr) -> Any:
-    """Two neighbouring elements of a half-precision staging tile as float32."""
-    word = registers([1], "uint32", "word")
-    do(T.ptx.ld.shared.u32(word[0], kernel.smem.ptr_to([tile_offset(kernel, tile, row_index, chunk)])))
-    pair = registers([2], "float32", "pair")
-    for element, value in enumerate(unpack(word[0], dtype)):
-        store(pair, value, element)
-    return pair
+def matrix_address(kernel: Any, tile: int, block: int, box: Expr, pair: int) -> Expr:
+    """Address that this lane gives to ldmatrix or stmatrix for a pair of chunks of a staging tile."""
+    return kernel.smem.ptr_to([kernel.layout.tile(kernel.group, tile) + kernel.fragment.matrix_offset(block, box, pair)])
 
 
-def global_pair(kernel: Any, buffer: Any, step: Expr, row_index: int, column: Expr) -> Any:
-    """Two neighbouring elements of an [M, N] operand from global memory as float32; zeros outside."""
-    pair = registers([2], "float32", "pair")
-    row, first = kernel.global_row(step, row_index), kernel.global_column(column)
-    for element in range(2):
-        value = T.cast(buffer[row, first + element], "float32")
-        inside = row < kernel.place.rows
-        if kernel.geometry.ragged_n:
-            inside = T.And(inside, first < kernel.spec.n)
-        store(pair, T.if_then_else(inside, value, f32(0.0)), element)
-    return pair
+class GlobalRows:
+    """Where a thread's elements of an [M, N] tensor are in global memory.
+
+    One address for each of its rows; columns are constants added to it, which the instructions take as immediates.
+    """
+
+    def __init__(self, kernel: Any, buffer: Any, step: Expr):
+        self.kernel, self.dtype = kernel, str(buffer.dtype)
+        self.size = 4 if self.dtype == "float32" else 2
+        self.rows = [kernel.global_row(step, row) for row in range(kernel.fragment.rows)]
+        self.column = bound("column", kernel.global_column(kernel.fragment.quad_lane * 2))
+        self.bases = [bound("base", buffer.ptr_to([row, self.column])) for row in self.rows]
+
+    def address(self, place: Place) -> Expr:
+        """Address of two neighbours."""
+        return T.handle_add_byte_offset(self.bases[place.row], place.chunk * (8 * self.size))
+
+    def inside(self, place: Place) -> Expr:
+        """Whether they lie in the tensor."""
+        return self.kernel.inside(self.rows[place.row], self.column + place.chunk * 8)
+
+
+def _load_global(kernel: Any, rows: GlobalRows, box: Expr, pairs: range) -> Any:
+    """Neighbours of a row with one load; zeros outside the tensor."""
+    floats = registers([kernel.fragment.rows, len(pairs), 2, 2], "float32", "floats")
+    for place in places(kernel.fragment, box, pairs):
+        index = (place.row, place.pair - pairs[0], place.side)
+        for element in range(2):
+            store(floats, f32(0.0), *index, element)
+        with when(rows.inside(place)):
+            if rows.dtype == "float32":
+                do(T.ptx.ld.global_.v2.f32(floats[(*index, 0)], floats[(*index, 1)], rows.address(place)))
+            else:
+                word = registers([1], "uint32", "word")
+                do(T.ptx.ld.global_.u32(word[0], rows.address(place)))
+                for element, value in enumerate(unpack(word[0], rows.dtype)):
+                    store(floats, value, *index, element)
+    return floats
+
+
+def places(fragment: Any, box: Expr, pairs: range) -> list[Place]:
+    """Every two neighbours in some pairs of chunks of a box, in the order of the registers of ldmatrix."""
+    return [
+        Place(box, pair, side, block, half)
+        for pair in pairs
+        for block in range(fragment.blocks)
+        for side in range(2)
+        for half in range(2)
+    ]
 
 
 def unpack(word: Expr, dtype: str) -> tuple[Expr, Expr]:

@@ -77,10 +77,3 @@ class SharedLayout:
         """Bytes of dynamic shared memory."""
         return self.mailbox + self.mailbox_bytes
 
-
-def swizzled(row_phase: Expr, row: Expr, chunk: Expr, rows: int) -> Expr:
-    """Offset in a tile of `rows` rows of the 16-byte chunk number `chunk` of a row; row_phase = row % 8.
-
-    The 128-byte swizzle of TMA and wgmma: within each 1024 bytes, chunk index xor row index.
-    """
-    return (chunk // 8) * (rows * ATOM_BYTES) + row * ATOM_BYTES + ((chunk % 8) ^ row_phase) * 16

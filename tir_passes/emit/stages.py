@@ -13,12 +13,15 @@ from typing import Any
 from tvm.script import tirx as T
 
 from tvm_comfuse.tir_passes.emit import operands
-from tvm_comfuse.tir_passes.emit.dsl import f32, registers, store, u32, unrolled
-from tvm_comfuse.tir_passes.emit.instructions import pin
+from tvm_comfuse.tir_passes.emit.dsl import do, f32, registers, store, u32, unrolled
 from tvm_comfuse.tir_passes.emit.expressions import read_buffers, rebind, without_cast
+from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, Place
+from tvm_comfuse.tir_passes.emit.instructions import pin
 
 Expr = Any
 SHUFFLE_MASK = 0xFFFFFFFF
+#: the last register of a pair of chunks, see Fragment.matrix_offset
+LAST_MATRIX = 3
 #: how partial row values of each reduction combine, and what an element behind N contributes
 COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {
     "sum": lambda a, b: a + b,
@@ -30,12 +33,16 @@ IDENTITY = {"sum": lambda: f32(0.0), "max": lambda: T.min_value("float32"), "min
 
 @dataclass
 class Action:
-    """What a pass does with each element: block is the expression's source, apply(row, chunk, element, value) uses it;
-    finish(row, chunk) runs once for each pair of neighbours."""
+    """What a pass does with each element.
+
+    block   its expression is the element's value
+    apply   (place, element, value) uses the value
+    finish  (box, block of rows, pair of chunks) runs once all elements of a pair of chunks are applied
+    """
 
     block: Any
-    apply: Callable[[int, Expr, int, Expr], None]
-    finish: Callable[[int, Expr], None] | None = None
+    apply: Callable[[Place, int, Expr], None]
+    finish: Callable[[Expr, int, int], None] | None = None
 
 
 @dataclass
@@ -67,118 +74,130 @@ class Stages:
         self.fragment = kernel.fragment
 
     def sweep(self, actions: list[Action]) -> None:
-        """One pass over the thread's elements."""
+        """One pass over the thread's elements: for a few pairs of chunks at a time loads, arithmetic, results."""
         if not actions:
             return
         buffers = read_buffers(action.block.value for action in actions)
         self.rows.renew()
-        with unrolled(self.fragment.chunks, "chunk") as chunk:
-            column = self.fragment.column(chunk)
-            vectors = {
-                index: operands.vector_pair(self.kernel, index, column)
-                for index, buffer in enumerate(self.kernel.inputs("col"))
-                if _among(buffer, buffers)
-            }
-            for row in range(self.fragment.rows):
-                tiles = self._tiles(buffers, row, chunk, column)
-                for action in actions:
-                    for element in range(2):
-                        value = self._value(action.block, row, chunk, element, vectors, tiles)
-                        action.apply(row, chunk, element, value)
-                    if action.finish is not None:
-                        action.finish(row, chunk)
+        vectors = self._read("col", buffers)
+        tiles = self._read("tile", buffers)
+        far = {
+            index: operands.GlobalRows(self.kernel, self.kernel.tiles[index].buffer, self.step)
+            for index in tiles
+            if self.kernel.tiles[index].tile is None
+        }
+        count = operands.pairs_in_flight(self.kernel, vectors, tiles)
+        with unrolled(self.fragment.boxes, "box") as box:
+            for first in range(0, BOX_PAIRS, count):
+                pairs = range(first, first + count)
+                inputs = operands.load(self.kernel, far, box, pairs, vectors, tiles)
+                for place in operands.places(self.fragment, box, pairs):
+                    self._apply(actions, place, inputs)
 
-    def _tiles(self, buffers: list[Any], row: int, chunk: Expr, column: Expr) -> dict[int, Any]:
-        """The [M, N] operands of a pair of neighbours, by position among the tile operands."""
-        pairs = {}
-        for index, operand in enumerate(self.kernel.tiles):
-            if _among(self.kernel.func.params[operand.index], buffers):
-                pairs[index] = (
-                    operands.global_pair(self.kernel, operand.buffer, self.step, row, column)
-                    if operand.tile is None
-                    else operands.tile_pair(self.kernel, operand.tile, str(operand.buffer.dtype), row, chunk)
-                )
-        return pairs
+    def _apply(self, actions: list[Action], place: Place, inputs: operands.Inputs) -> None:
+        for action in actions:
+            for element in range(2):
+                action.apply(place, element, self._value(action.block, place, element, inputs))
+            if action.finish is not None and place.matrix == LAST_MATRIX:
+                action.finish(place.box, place.block, place.pair)
 
-    def _value(
-        self, block: Any, row: int, chunk: Expr, element: int, vectors: dict[int, Any], tiles: dict[int, Any]
-    ) -> Expr:
-        """A block's expression for one element."""
+    def _read(self, kind: str, buffers: list[Any]) -> list[int]:
+        """Positions of the operands of a kind that are among `buffers`."""
+        return [
+            index
+            for index, buffer in enumerate(self.kernel.inputs(kind))
+            if any(buffer.same_as(other) for other in buffers)
+        ]
+
+    def _value(self, block: Any, place: Place, element: int, inputs: operands.Inputs | None) -> Expr:
+        """A block's expression for one element; without inputs, one that is the same for a whole row."""
         kernel = self.kernel
 
         def load(node: Any) -> Expr:
             home = kernel.home(node.source)
-            if home.kind == "carried":
-                return kernel.acc[self.fragment.element(row, chunk, element)]
             if home.kind == "row_value":
-                return self.rows.of(home.name)[row]
-            if home.kind == "tile":
-                return tiles[home.index][element]
-            if home.kind == "col":
-                return vectors[home.index][element]
+                return self.rows.of(home.name)[place.row]
             if home.kind == "row":
-                return self.columns[home.index, row]
-            return kernel.scalar_cells[home.index]
+                return self.columns[home.index, place.row]
+            if home.kind == "scalar":
+                return kernel.scalar_cells[home.index]
+            if home.kind == "carried":
+                return kernel.acc[self.fragment.accumulator(place, element)]
+            assert inputs is not None
+            return inputs.tile(home.index, place, element) if home.kind == "tile" else inputs.vector(home.index, place, element)
 
-        i = T.cast(kernel.global_row(self.step, row), str(block.i.ty.dtype))
-        variables = {block.i: i}
-        if block.j is not None:
-            at = kernel.global_column(self.fragment.column(chunk)) + element
-            variables[block.j] = T.cast(at, str(block.j.ty.dtype))
         def of_row(node: Any) -> bool:
             return kernel.home(node.source).kind in ("row_value", "row", "scalar")
 
+        i = T.cast(kernel.global_row(self.step, place.row), str(block.i.ty.dtype))
+        variables = {block.i: i}
+        if block.j is not None:
+            at = kernel.global_column(self.fragment.column(place)) + element
+            variables[block.j] = T.cast(at, str(block.j.ty.dtype))
         return rebind(without_cast(block.value), variables, load, of_row)
 
     def carry(self, block: Any) -> Action:
         """The carried value of a stage takes the place of the one before."""
 
-        def apply(row: int, chunk: Expr, element: int, value: Expr) -> None:
-            store(self.kernel.acc, value, self.fragment.element(row, chunk, element))
+        def apply(place: Place, element: int, value: Expr) -> None:
+            store(self.kernel.acc, value, self.fragment.accumulator(place, element))
 
         return Action(block, apply)
 
     def accumulate(self, block: Any, op: str, target: Any) -> Action:
         """A reduction of the thread's own elements into target [rows], which must hold the identity."""
 
-        def apply(row: int, chunk: Expr, element: int, value: Expr) -> None:
+        def apply(place: Place, element: int, value: Expr) -> None:
             if self.kernel.geometry.ragged_n:
-                at = self.kernel.global_column(self.fragment.column(chunk)) + element
+                at = self.kernel.global_column(self.fragment.column(place)) + element
                 value = T.if_then_else(at < self.kernel.spec.n, value, IDENTITY[op]())
-            store(target, COMBINE[op](target[row], value), row)
+            store(target, COMBINE[op](target[place.row], value), place.row)
 
         return Action(block, apply)
 
-    def send(self, block: Any, output: Any, tile: int | None) -> Action:
-        """A result: to the staging tile that TMA stores, or straight to global memory."""
+    def send_tile(self, block: Any, output: Any, tile: int) -> Action:
+        """A half-precision result, to the staging tile that TMA stores."""
         kernel, dtype = self.kernel, str(output.dtype)
         pair = registers([2], "float32", "result")
+        words = registers([4], "uint32", "words")
 
-        def apply(row: int, chunk: Expr, element: int, value: Expr) -> None:
+        def apply(place: Place, element: int, value: Expr) -> None:
             store(pair, value, element)
+            if element == 1:
+                operands.pack(words[place.matrix], pair[0], pair[1], dtype)
 
-        def finish(row: int, chunk: Expr) -> None:
-            if tile is not None:
-                word = registers([1], "uint32", "word")
-                operands.pack(word[0], pair[0], pair[1], dtype)
-                offset = operands.tile_offset(kernel, tile, row, chunk)
-                T.evaluate(T.ptx.st.shared.u32(kernel.smem.ptr_to([offset]), word[0]))
-                return
-            at, column = kernel.global_row(self.step, row), kernel.global_column(self.fragment.column(chunk))
-            inside = at < kernel.place.rows
-            if kernel.geometry.ragged_n:
-                inside = T.And(inside, column < kernel.spec.n)
-            with kernel.when(inside):
-                for element in range(2):
-                    store(output, T.cast(pair[element], dtype), at, column + element)
+        def finish(box: Expr, rows: int, chunks: int) -> None:
+            address = operands.matrix_address(kernel, tile, rows, box, chunks)
+            put = T.ptx["stmatrix.sync.aligned.m8n8.x4.shared.b16"]
+            do(put(address, *[words[i] for i in range(4)]))
 
         return Action(block, apply, finish)
+
+    def send_global(self, block: Any, output: Any) -> Action:
+        """A result straight to global memory, two neighbours with one store."""
+        kernel = self.kernel
+        rows = operands.GlobalRows(kernel, output, self.step)
+        pair = registers([2], "float32", "result")
+
+        def apply(place: Place, element: int, value: Expr) -> None:
+            store(pair, value, element)
+            if element == 0:
+                return
+            with kernel.when(rows.inside(place)):
+                if rows.dtype == "float32":
+                    do(T.ptx.st.global_.v2.f32(rows.address(place), pair[0], pair[1]))
+                else:
+                    word = registers([1], "uint32", "word")
+                    operands.pack(word[0], pair[0], pair[1], rows.dtype)
+                    do(T.ptx.st.global_.u32(rows.address(place), word[0]))
+
+        return Action(block, apply)
 
     def send_row(self, block: Any, output: Any) -> None:
         """A result that has one value a row: the first lane of each quad of the first part of the row stores it."""
         kernel = self.kernel
         for row in range(self.fragment.rows):
-            value = self._value(block, row, 0, 0, {}, {})
+            value = self._value(block, Place(0, 0, 0, *divmod(row, 2)), 0, None)
             at = kernel.global_row(self.step, row)
             mine = T.And(self.fragment.quad_lane == 0, at < kernel.place.rows)
             with kernel.when(T.And(mine, kernel.row_part == 0)):
@@ -191,6 +210,3 @@ class Stages:
             other = T.tvm_warp_shuffle_xor(u32(SHUFFLE_MASK), cells[row], distance, 32, 32)
             store(cells, COMBINE[op](cells[row], other), row)
 
-
-def _among(buffer: Any, buffers: list[Any]) -> bool:
-    return any(buffer.same_as(other) for other in buffers)

@@ -72,6 +72,8 @@ def load_exported_program(path: str | Path) -> torch.export.ExportedProgram:
     if not path.is_file():
         raise ModelError("an existing .pt2 file", f"nothing at {path}", "check the path")
     try:
+        if not zipfile.is_zipfile(path):  # of such a file PyTorch 2.14 logs a traceback besides raising
+            raise zipfile.BadZipFile("not a ZIP archive")
         return torch.export.load(str(path))
     except (RuntimeError, ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         raise ModelError(
