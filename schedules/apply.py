@@ -47,17 +47,27 @@ def block_order(spec: ClusterSpec) -> list[str]:
     return names
 
 
+def has_plan(func: tirx.PrimFunc) -> bool:
+    """Whether a function was scheduled by a plan."""
+    return _plan_text(func) is not None
+
+
 def plan_of(func: tirx.PrimFunc) -> Plan:
     """The plan a function was scheduled by.  Raises PlanError if it has none or a malformed one."""
-    root = func.body.block if isinstance(func.body, s_tir.SBlockRealize) else None
-    text = root.annotations.get(PLAN) if root is not None and root.annotations else None
+    text = _plan_text(func)
     if text is None:
         raise PlanError(
             f"a function with a {PLAN} annotation on its root block",
             "none",
             "schedule the function with tvm_comfuse.schedules.apply.schedule first",
         )
-    return Plan.from_json(str(text))
+    return Plan.from_json(text)
+
+
+def _plan_text(func: tirx.PrimFunc) -> str | None:
+    root = func.body.block if isinstance(func.body, s_tir.SBlockRealize) else None
+    text = root.annotations.get(PLAN) if root is not None and root.annotations else None
+    return None if text is None else str(text)
 
 
 def schedule(func: tirx.PrimFunc, device: Device, plan: Plan | None = None) -> tirx.PrimFunc | Refusal:

@@ -81,6 +81,7 @@ def estimate(plan: Plan, spec: ClusterSpec, device: Device) -> Estimate:
     loop = tiles * main + (tiles - 1) * exposed
     memory = bytes_moved(spec) / (device.hbm_gbps * 1e3)
     tail = stages + exchange
+    factor = CLUSTER_FACTOR[plan.layout] if plan.cluster_m * plan.cluster_n > 1 else 1.0
     return Estimate(
         fill=FILL_US,
         product=tiles * product,
@@ -91,7 +92,7 @@ def estimate(plan: Plan, spec: ClusterSpec, device: Device) -> Estimate:
         loop=loop,
         memory=memory,
         tail=tail,
-        total=(FILL_US + max(loop, memory) + tail) * (CLUSTER_FACTOR[plan.layout] if plan.cluster_m * plan.cluster_n > 1 else 1.0),
+        total=(FILL_US + max(loop, memory) + tail) * factor,
     )
 
 

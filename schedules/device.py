@@ -45,8 +45,9 @@ class Device:
         return self.active_clusters[size - 1] if 1 <= size <= len(self.active_clusters) else 0
 
 
-#: measured on one 700 W part, driver 580: copy, occupancy query, and the bare main loop of 128 x 256
-#: tiles (benchmarks/results/h200/prototype_grid_exchange.json, less 2 us of fill).  The 11.5 TB/s of L2 is what the main loop's loads reached when nothing else limited them.
+#: measured on one 700 W part, driver 580: copy, occupancy query, and the bare main loop of 128 x 256 tiles less 2 us of
+#: fill (benchmarks/results/h200/prototype_grid_exchange.json).  The 11.5 TB/s of L2 is what that loop's loads reach when
+#: nothing else limits them.
 H200 = Device(
     name="h200",
     sms=132,

@@ -23,11 +23,11 @@ from tvm_comfuse.tir_passes.emit.fragment import Fragment
 from tvm_comfuse.tir_passes.emit.geometry import Geometry, Place
 from tvm_comfuse.tir_passes.emit.instructions import opaque
 from tvm_comfuse.tir_passes.emit.mma import MainLoop
-from tvm_comfuse.tir_passes.emit.producer import b_box_rows, bring_operands, fill_ring, send_results
+from tvm_comfuse.tir_passes.emit.producer import b_box_rows, fill_ring, send_results
 from tvm_comfuse.tir_passes.emit.reduce import reduce_round
 from tvm_comfuse.tir_passes.emit.shared import ALIGNMENT, SharedLayout
-from tvm_comfuse.tir_passes.emit.staging import StagingTiles
 from tvm_comfuse.tir_passes.emit.stages import RowValues, Stages
+from tvm_comfuse.tir_passes.emit.staging import StagingTiles
 from tvm_comfuse.tir_passes.emit.tensormaps import tensor_map
 from tvm_comfuse.tir_passes.emit.workspace import Workspace
 
@@ -93,11 +93,11 @@ class Kernel:
 
     def group_row(self, group: Expr) -> Expr:
         """Row of a warp group in the CTA tile, in tiles."""
-        return group // self.plan.groups_n if self.plan.groups_m > 1 else T.int32(0)
+        return group // self.plan.groups_n if self.plan.groups_m > 1 else 0
 
     def group_column(self, group: Expr) -> Expr:
         """Column of a warp group in the CTA tile, in tiles."""
-        return group % self.plan.groups_n if self.plan.groups_n > 1 else T.int32(0)
+        return group % self.plan.groups_n if self.plan.groups_n > 1 else 0
 
     def global_row(self, step: Expr, row: int) -> Expr:
         """Row of the result of a thread's row number `row`."""
@@ -131,23 +131,22 @@ class Kernel:
 
     def emit(self) -> tirx.PrimFunc:
         """The whole function: host part, then the device part."""
-        with IRBuilder() as builder:
-            with frames.ir.prim_func():
-                frames.ir.func_name(self.name)
-                self._parameters()
-                self._tensor_maps()
-                frames.ir.device_entry()
-                with T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):
-                    self._identify()
-                    self._declare_shared()
-                    self._prologue()
-                    # one if with two branches: ptxas raises a branch's register limit only in this form
-                    with either(self.warp_group == 0) as (producer, mma):
-                        with producer:
-                            self._producer()
-                        with mma:
-                            self._mma()
-                    self._epilogue()
+        with IRBuilder() as builder, frames.ir.prim_func():
+            frames.ir.func_name(self.name)
+            self._parameters()
+            self._tensor_maps()
+            frames.ir.device_entry()
+            with T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):
+                self._identify()
+                self._declare_shared()
+                self._prologue()
+                # one if with two branches: ptxas raises a branch's register limit only in this form
+                with either(self.warp_group == 0) as (producer, mma):
+                    with producer:
+                        self._producer()
+                    with mma:
+                        self._mma()
+                self._epilogue()
         return builder.get()
 
     def _parameters(self) -> None:
@@ -184,18 +183,13 @@ class Kernel:
         self.place = Place(self.geometry, cluster, rank, T.int32(rows) if isinstance(rows, int) else rows)
 
     def _declare_shared(self) -> None:
-        self.smem = named(
-            "smem", T.alloc_buffer([self.layout.total], "uint8", scope="shared.dyn", align=ALIGNMENT)
-        )
+        self.smem = named("smem", T.alloc_buffer([self.layout.total], "uint8", scope="shared.dyn", align=ALIGNMENT))
         tiles = max(MMA_GROUPS * self.staging.count, 1)
-        for name, count in (
-            ("full", self.plan.pipeline_depth),
-            ("empty", self.plan.pipeline_depth),
-            ("tile_full", tiles),
-            ("tile_empty", tiles),
-            ("tile_ready", MMA_GROUPS),
-        ):
-            setattr(self, name, named(name, T.alloc_buffer([count], "uint64", scope="shared", align=8)))
+        self.full = ring.barriers("full", self.plan.pipeline_depth)
+        self.empty = ring.barriers("empty", self.plan.pipeline_depth)
+        self.tile_full = ring.barriers("tile_full", tiles)
+        self.tile_empty = ring.barriers("tile_empty", tiles)
+        self.tile_ready = ring.barriers("tile_ready", MMA_GROUPS)
         self.vector_views = [
             T.decl_buffer(
                 [self.plan.cta_columns],
@@ -230,9 +224,7 @@ class Kernel:
         words = self.layout.mailbox_bytes // 8
         if words == 0:
             return
-        box = T.decl_buffer(
-            [words], "uint64", data=self.smem.data, scope="shared.dyn", byte_offset=self.layout.mailbox
-        )
+        box = T.decl_buffer([words], "uint64", data=self.smem.data, scope="shared.dyn", byte_offset=self.layout.mailbox)
         with loop(-(-words // THREADS), "j") as j, when(j * THREADS + self.cta_thread < words):
             store(box, T.uint64(0), j * THREADS + self.cta_thread)
 
@@ -247,11 +239,8 @@ class Kernel:
         with when(self.lane == 0):
             with when(self.warp == 0):
                 fill_ring(self)
-            if self.staging.operand_tiles:
-                with when(self.warp == 1):
-                    bring_operands(self)
             if self.staging.store_tiles:
-                with when(self.warp == 2):
+                with when(self.warp == 1):
                     send_results(self)
         do(T.cuda.warp_sync())
 
@@ -311,7 +300,7 @@ class Kernel:
         done = 0
         for stage in self.spec.stages:
             own = [self.blocks[stage.carried]] if stage.carried else []
-            late = [out for out in stage.outputs if own and self._reads(out.block, stage.carried)]
+            late = [out for out in stage.outputs if stage.carried and self._reads(out.block, stage.carried)]
             early = [out for out in stage.outputs if out not in late]
             for output in early:
                 self._send(stages, output, use)

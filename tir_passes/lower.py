@@ -6,8 +6,10 @@ from typing import Any
 
 import tvm
 from tvm import tirx
+from tvm.target import Target
 
-from tvm_comfuse.schedules.apply import plan_of
+from tvm_comfuse.schedules.apply import has_plan, plan_of
+from tvm_comfuse.schedules.device import device_of
 from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.tir_passes.kernel import Kernel
 
@@ -17,10 +19,15 @@ KEPT = ("target", "global_symbol", "tirx.noalias", KIND)
 
 
 def is_cluster(func: Any) -> bool:
-    """Whether a function is a cluster, scheduled for a kernel, that has not been lowered yet."""
+    """Whether a function is a cluster that was scheduled for a kernel and has not been lowered yet.
+
+    A cluster scheduled for a CPU has no plan and stays what it is.
+    """
     if not isinstance(func, tirx.PrimFunc) or func.attrs is None:
         return False
-    return KIND in func.attrs and bool(func.attrs.get("s_tir"))
+    target = func.attrs.get("target")
+    on_gpu = target is None or target.kind.name == "cuda"
+    return KIND in func.attrs and bool(func.attrs.get("s_tir")) and on_gpu and has_plan(func)
 
 
 def lower(func: tirx.PrimFunc, name: str | None = None) -> tirx.PrimFunc:
@@ -36,13 +43,27 @@ def lower(func: tirx.PrimFunc, name: str | None = None) -> tirx.PrimFunc:
     return kernel.with_attrs({**kept, "global_symbol": symbol})
 
 
-@tvm.transform.module_pass(opt_level=0, name="comfuse.LowerClusters")
-class LowerClusters:
-    """Replaces every scheduled cluster of a module by its kernel."""
+def verify_or_raise(kernel: tirx.PrimFunc) -> None:
+    """Runs the static checks on a kernel, for the device of its target or, if it has none, of the current one.
 
-    def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
-        """A new module; functions that are not clusters are kept as they are."""
+    Without a target there is no device to check against, and nothing is checked.  Raises VerifyError.
+    """
+    from tvm_comfuse.verify.static import verify_or_raise as run  # the checks know kernels only, not this package
+
+    target = kernel.attrs.get("target") or Target.current(allow_none=True)
+    device = device_of(target) if target is not None else None
+    if device is not None:
+        run(kernel, device)
+
+
+def LowerClusters() -> Any:  # noqa: N802  passes are named like this in TVM
+    """Module pass: every scheduled cluster becomes its kernel; other functions stay as they are."""
+
+    @tvm.transform.module_pass(opt_level=0, name="comfuse.LowerClusters")
+    def lower_clusters(mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
         functions = {
             gvar: lower(func, gvar.name_hint) if is_cluster(func) else func for gvar, func in mod.functions_items()
         }
         return tvm.IRModule(functions, attrs=mod.attrs)
+
+    return lower_clusters

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class ComfuseError(Exception):
     """Base class of every error this package raises on purpose."""
@@ -37,3 +39,11 @@ class LoweringError(ComfuseError, RuntimeError):
 
 class VerifyError(ComfuseError, RuntimeError):
     """A lowered kernel breaks a rule of its protocol or of the device."""
+
+    def __init__(self, needed: str, found: str = "", hint: str = ""):
+        # an exception of a Python pass comes back from TVM as its class called with its text
+        parts = _TEXT.fullmatch(needed.strip()) if not found else None
+        super().__init__(*(parts.groups() if parts else (needed, found, hint)))
+
+
+_TEXT = re.compile(r"needed (.+?); found (.+); try: (.+)", re.DOTALL)

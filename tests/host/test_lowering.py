@@ -101,7 +101,7 @@ def test_passes_do_not_change_their_input() -> None:
 
 
 def test_without_a_plan() -> None:
-    with pytest.raises(PlanError, match="comfuse.plan"):
+    with pytest.raises(PlanError, match=r"comfuse\.plan"):
         lower(EXAMPLES["layer_norm"].build(128, 256, 64, "bfloat16"))
 
 

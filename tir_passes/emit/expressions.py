@@ -51,7 +51,12 @@ def rebind(
             return tirx.Not(go(node.a))
         if isinstance(node, tvm.ir.Call):
             return tirx.call_intrin(str(node.ty), node.op, *[go(argument) for argument in node.args])
-        if isinstance(node, tirx.Div) and str(node.ty) == "float32" and loads(node.b) and all(map(of_row, loads(node.b))):
+        if (
+            isinstance(node, tirx.Div)
+            and str(node.ty) == "float32"
+            and loads(node.b)
+            and all(map(of_row, loads(node.b)))
+        ):
             return go(node.a) * (f32(1.0) / go(node.b))
         if isinstance(node, BINARY):
             return type(node)(go(node.a), go(node.b))

@@ -29,7 +29,8 @@ _POST_CLUSTER = """__device__ __forceinline__ void comfuse_post_cluster(void* sl
 """
 _TAKE_CLUSTER = """__device__ __forceinline__ float comfuse_take_cluster(void* slot, unsigned tag) {
   unsigned a = (unsigned)__cvta_generic_to_shared(slot); unsigned long long w;
-  do { asm volatile("ld.relaxed.cluster.shared::cta.b64 %0, [%1];" : "=l"(w) : "r"(a) : "memory"); } while ((unsigned)(w >> 32) != tag);
+  do { asm volatile("ld.relaxed.cluster.shared::cta.b64 %0, [%1];" : "=l"(w) : "r"(a) : "memory");
+  } while ((unsigned)(w >> 32) != tag);
   return __uint_as_float((unsigned)w); }
 """
 _POST_GRID = """__device__ __forceinline__ void comfuse_post_grid(void* slot, float v, unsigned tag) {
@@ -38,7 +39,8 @@ _POST_GRID = """__device__ __forceinline__ void comfuse_post_grid(void* slot, fl
 """
 _TAKE_GRID = """__device__ __forceinline__ float comfuse_take_grid(void* slot, unsigned tag) {
   unsigned long long w;
-  do { asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(w) : "l"(slot) : "memory"); } while ((unsigned)(w >> 32) != tag);
+  do { asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(w) : "l"(slot) : "memory");
+  } while ((unsigned)(w >> 32) != tag);
   return __uint_as_float((unsigned)w); }
 """
 
@@ -63,11 +65,7 @@ def arrive_at(barrier: Expr, rank: Expr) -> None:
 
 def post_cluster(slot: Expr, rank: Expr, value: Expr, tag: Expr) -> None:
     """Writes (value, tag) as one 8-byte store to the slot's counterpart in CTA `rank`."""
-    do(
-        T.cuda.func_call(
-            "comfuse_post_cluster", slot, T.cast(rank, "uint32"), value, tag, source_code=_POST_CLUSTER
-        )
-    )
+    do(T.cuda.func_call("comfuse_post_cluster", slot, T.cast(rank, "uint32"), value, tag, source_code=_POST_CLUSTER))
 
 
 def take_cluster(slot: Expr, tag: Expr) -> Expr:

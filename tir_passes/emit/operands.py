@@ -13,6 +13,7 @@ from tvm.script import tirx as T
 
 from tvm_comfuse.tir_passes.emit.dsl import bound, do, f32, loop, registers, store, u32, when
 from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, Place
+from tvm_comfuse.tir_passes.emit.staging import NO_TILE
 
 Expr = Any
 #: columns of a pair of chunks
@@ -91,7 +92,7 @@ class Inputs:
 def pairs_in_flight(kernel: Any, vectors: list[int], tiles: list[int]) -> int:
     """How many pairs of chunks are loaded together: a divisor of BOX_PAIRS."""
     blocks = kernel.fragment.blocks
-    a_pair = 4 * len(vectors) + sum((8 if kernel.tiles[index].tile is None else 4) * blocks for index in tiles)
+    a_pair = 4 * len(vectors) + sum((8 if kernel.tiles[index].tile == NO_TILE else 4) * blocks for index in tiles)
     return next(count for count in (4, 2, 1) if count * a_pair <= IN_FLIGHT or count == 1)
 
 
@@ -134,7 +135,9 @@ def _load_tile(kernel: Any, tile: int, box: Expr, pairs: range) -> Any:
 
 def matrix_address(kernel: Any, tile: int, block: int, box: Expr, pair: int) -> Expr:
     """Address that this lane gives to ldmatrix or stmatrix for a pair of chunks of a staging tile."""
-    return kernel.smem.ptr_to([kernel.layout.tile(kernel.group, tile) + kernel.fragment.matrix_offset(block, box, pair)])
+    return kernel.smem.ptr_to(
+        [kernel.layout.tile(kernel.group, tile) + kernel.fragment.matrix_offset(block, box, pair)]
+    )
 
 
 class GlobalRows:
@@ -168,7 +171,8 @@ def _load_global(kernel: Any, rows: GlobalRows, box: Expr, pairs: range) -> Any:
             store(floats, f32(0.0), *index, element)
         with when(rows.inside(place)):
             if rows.dtype == "float32":
-                do(T.ptx.ld.global_.v2.f32(floats[(*index, 0)], floats[(*index, 1)], rows.address(place)))
+                low, high = (*index, 0), (*index, 1)
+                do(T.ptx.ld.global_.v2.f32(floats[low], floats[high], rows.address(place)))
             else:
                 word = registers([1], "uint32", "word")
                 do(T.ptx.ld.global_.u32(word[0], rows.address(place)))

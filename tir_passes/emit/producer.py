@@ -1,7 +1,7 @@
-"""The producer warp group: three warps that only move tiles.
+"""The producer warp group: two warps that only move tiles.
 
-warp 0 fills the ring with A and B; warp 1 brings the [M, N] operands a step ahead; warp 2 sends results away.  One lane of
-each works, so that nothing here needs more registers than the role has.
+warp 0 fills the ring with A and B and, spread over the main loop, brings the step's [M, N] operands; warp 1 sends results
+away.  One lane of each works, so that nothing here needs more registers than the role has.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from tvm_comfuse.schedules.plan import MMA_GROUPS
 from tvm_comfuse.tir_passes.emit.dsl import do, loop, when
 from tvm_comfuse.tir_passes.emit.instructions import TMA_LOAD, TMA_LOAD_MULTICAST, TMA_STORE
 from tvm_comfuse.tir_passes.emit.ring import Cursor, arm, arrive, wait
 from tvm_comfuse.tir_passes.emit.shared import ATOM_BYTES, ATOM_COLUMNS
-from tvm_comfuse.schedules.plan import MMA_GROUPS
 
 Expr = Any
 
@@ -31,6 +31,7 @@ def fill_ring(kernel: Any) -> None:
         depth = k * plan.tile_k
         do(T.ptx[TMA_LOAD](kernel.smem.ptr_to([base]), _address(kernel.a_map), depth, place.row(step), barrier))
         _load_b(kernel, base + kernel.layout.a_bytes, depth, barrier)
+        _bring_operands(kernel, step, k)
         cursor.advance(1)
 
 
@@ -62,16 +63,24 @@ def b_boxes(plan: Any, w_layout: str) -> list[tuple[int, int]]:
     return [(index * rows * ATOM_BYTES, index * columns) for index in range(count)]
 
 
-def bring_operands(kernel: Any) -> None:
-    """Warp 1: the TMA-placed [M, N] operands of each step, as soon as the staging tile they go to is free."""
-    with _own_steps(kernel) as (step, group, use):
-        for slot in kernel.operand_tiles:
-            _await_free(kernel, group, slot, use)
+def _bring_operands(kernel: Any, step: Expr, k: Expr) -> None:
+    """The part of the step's TMA-placed [M, N] operands that is due with slot k.
+
+    All CTAs are at about the same point of their main loops.  If each asked for its operands at the start, the burst would
+    delay the slots it starts with; spread over the main loop there is bandwidth to spare.
+    """
+    groups = [step % MMA_GROUPS] if kernel.geometry.pingpong else list(range(MMA_GROUPS))
+    use = step // MMA_GROUPS if kernel.geometry.pingpong else step
+    boxes = range(kernel.plan.tile_n // ATOM_COLUMNS)
+    due = [(group, slot, box) for group in groups for slot in kernel.operand_tiles for box in boxes]
+    for nth, (group, slot, box) in enumerate(due):
+        with when(k == nth * kernel.geometry.k_slots // len(due)):
             index = kernel.tile_barrier(group, slot.tile)
-            arm(kernel.tile_full, index, kernel.layout.tile_bytes)
-            _boxes(kernel, step, group, slot.tile, lambda at, smem, i=index, m=slot.map: do(
-                T.ptx[TMA_LOAD](smem, _address(m), *at, kernel.tile_full.ptr_to([i]))
-            ))
+            if box == 0:
+                _await_free(kernel, group, slot, use)
+                arm(kernel.tile_full, index, kernel.layout.tile_bytes)
+            target, at = _box(kernel, step, group, slot.tile, box)
+            do(T.ptx[TMA_LOAD](target, _address(slot.map), *at, kernel.tile_full.ptr_to([index])))
 
 
 def _await_free(kernel: Any, group: Expr, slot: Any, use: Expr) -> None:
@@ -86,54 +95,39 @@ def _await_free(kernel: Any, group: Expr, slot: Any, use: Expr) -> None:
 
 
 def send_results(kernel: Any) -> None:
-    """Warp 2: stores each result tile once its warp group has written it, then frees the tile."""
+    """Warp 1: stores each result tile once its warp group has written it, then frees the tile."""
+    with loop(kernel.place.steps, "step") as step:
+        if kernel.geometry.pingpong:
+            _send(kernel, step, step % MMA_GROUPS, step // MMA_GROUPS)
+        else:
+            with loop(MMA_GROUPS, "group") as group:
+                _send(kernel, step, group, step)
+
+
+def _send(kernel: Any, step: Expr, group: Expr, use: Expr) -> None:
+    """The results of one group's step; `use` is how many steps the group did before."""
     stores = kernel.store_tiles
-    with _own_steps(kernel) as (step, group, use):
-        for nth, slot in enumerate(stores):
-            wait(kernel.tile_ready, group, (use * len(stores) + nth) % 2)
-            _boxes(kernel, step, group, slot.tile, lambda at, smem, m=slot.map: do(
-                T.ptx[TMA_STORE](_address(m), *at, smem)
-            ))
-            do(T.ptx.cp.async_.bulk.commit_group())
-            do(T.ptx.cp.async_.bulk.wait_group.read(0))
-            arrive(kernel.tile_empty, kernel.tile_barrier(group, slot.tile))
+    for nth, slot in enumerate(stores):
+        wait(kernel.tile_ready, group, (use * len(stores) + nth) % 2)
+        for box in range(kernel.plan.tile_n // ATOM_COLUMNS):
+            source, at = _box(kernel, step, group, slot.tile, box)
+            do(T.ptx[TMA_STORE](_address(slot.map), *at, source))
+        do(T.ptx.cp.async_.bulk.commit_group())
+        do(T.ptx.cp.async_.bulk.wait_group.read(0))
+        arrive(kernel.tile_empty, kernel.tile_barrier(group, slot.tile))
 
 
-class _own_steps:
-    """Context: loops over steps and, in the cooperative layout, over both groups; gives (step, group, use), `use` being how
-    many steps that group did before."""
-
-    def __init__(self, kernel: Any):
-        self.kernel = kernel
-
-    def __enter__(self) -> tuple[Expr, Expr, Expr]:
-        geometry = self.kernel.geometry
-        self.outer = loop(self.kernel.place.steps, "step")
-        step = self.outer.__enter__()
-        self.inner = None
-        if geometry.pingpong:
-            return step, step % MMA_GROUPS, step // MMA_GROUPS
-        self.inner = loop(MMA_GROUPS, "group")
-        return step, self.inner.__enter__(), step
-
-    def __exit__(self, *error: Any) -> None:
-        if self.inner is not None:
-            self.inner.__exit__(*error)
-        self.outer.__exit__(*error)
-
-
-def _boxes(kernel: Any, step: Expr, group: Expr, tile: int, move: Any) -> None:
-    """Calls move((column, row), shared address) for each 64-column box of a group's tile."""
+def _box(kernel: Any, step: Expr, group: Expr, tile: int, box: int) -> tuple[Expr, tuple[Expr, Expr]]:
+    """(shared address, (column, row) in the tensor) of a 64-column box of a group's tile."""
     plan = kernel.plan
     row = kernel.place.row(step) + kernel.group_row(group) * plan.tile_m
-    column = kernel.place.column + kernel.group_column(group) * plan.tile_n
-    for box in range(plan.tile_n // ATOM_COLUMNS):
-        offset = kernel.layout.tile(group, tile) + box * plan.tile_m * ATOM_BYTES
-        move((column + box * ATOM_COLUMNS, row), kernel.smem.ptr_to([offset]))
+    column = kernel.place.column + kernel.group_column(group) * plan.tile_n + box * ATOM_COLUMNS
+    offset = kernel.layout.tile(group, tile) + box * plan.tile_m * ATOM_BYTES
+    return kernel.smem.ptr_to([offset]), (column, row)
 
 
 def _address(tensor_map: Any) -> Expr:
     return T.address_of(tensor_map)
 
 
-__all__ = ["b_box_rows", "b_boxes", "bring_operands", "fill_ring", "send_results"]
+__all__ = ["b_box_rows", "b_boxes", "fill_ring", "send_results"]

@@ -26,8 +26,7 @@ def reduce_round(kernel: Any, stages: Stages, members: list[Any], first_actions:
     for member in firsts:
         _clear(stages, member)
     stages.sweep(
-        first_actions
-        + [stages.accumulate(kernel.blocks[m.block], m.op, stages.rows.of(m.block)) for m in firsts]
+        first_actions + [stages.accumulate(kernel.blocks[m.block], m.op, stages.rows.of(m.block)) for m in firsts]
     )
     for member in firsts:
         for row in range(kernel.fragment.rows):

@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from tvm_comfuse.tir_passes.emit.dsl import Cell, do, u32, when
+from tvm_comfuse.tir_passes.emit.dsl import Cell, do, named, when
 from tvm_comfuse.tir_passes.emit.instructions import arrive_at
 
 Expr = Any
@@ -38,6 +38,11 @@ class Cursor:
     def previous(self) -> Expr:
         """The slot before this one."""
         return T.Select(self.slot.value == 0, self.depth - 1, self.slot.value - 1)
+
+
+def barriers(name: str, count: int) -> Any:
+    """Shared memory for `count` mbarriers."""
+    return named(name, T.alloc_buffer([count], "uint64", scope="shared", align=8))
 
 
 def init(barrier: Any, index: Expr, arrivals: int) -> None:
@@ -72,6 +77,3 @@ def release(empty: Any, slot: Expr, thread: Expr, place: Any) -> None:
             arrive(empty, slot)
         else:
             arrive_at(empty.ptr_to([slot]), place.peer(thread))
-
-
-__all__ = ["Cursor", "arm", "arrive", "init", "release", "u32", "wait"]

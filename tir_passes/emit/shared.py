@@ -58,7 +58,11 @@ class SharedLayout:
 
     def vector(self, index: int) -> int:
         """Offset of the index-th [N]-vector, cta_columns float32."""
-        return self.staging + MMA_GROUPS * self.staging_tiles * self.tile_bytes + index * self.geometry.plan.cta_columns * 4
+        return (
+            self.staging
+            + MMA_GROUPS * self.staging_tiles * self.tile_bytes
+            + index * self.geometry.plan.cta_columns * 4
+        )
 
     @property
     def mailbox(self) -> int:
@@ -76,4 +80,3 @@ class SharedLayout:
     def total(self) -> int:
         """Bytes of dynamic shared memory."""
         return self.mailbox + self.mailbox_bytes
-

@@ -17,6 +17,7 @@ from tvm_comfuse.tir_passes.emit.dsl import do, f32, registers, store, u32, unro
 from tvm_comfuse.tir_passes.emit.expressions import read_buffers, rebind, without_cast
 from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, Place
 from tvm_comfuse.tir_passes.emit.instructions import pin
+from tvm_comfuse.tir_passes.emit.staging import NO_TILE
 
 Expr = Any
 SHUFFLE_MASK = 0xFFFFFFFF
@@ -84,7 +85,7 @@ class Stages:
         far = {
             index: operands.GlobalRows(self.kernel, self.kernel.tiles[index].buffer, self.step)
             for index in tiles
-            if self.kernel.tiles[index].tile is None
+            if self.kernel.tiles[index].tile == NO_TILE
         }
         count = operands.pairs_in_flight(self.kernel, vectors, tiles)
         with unrolled(self.fragment.boxes, "box") as box:
@@ -124,7 +125,11 @@ class Stages:
             if home.kind == "carried":
                 return kernel.acc[self.fragment.accumulator(place, element)]
             assert inputs is not None
-            return inputs.tile(home.index, place, element) if home.kind == "tile" else inputs.vector(home.index, place, element)
+            return (
+                inputs.tile(home.index, place, element)
+                if home.kind == "tile"
+                else inputs.vector(home.index, place, element)
+            )
 
         def of_row(node: Any) -> bool:
             return kernel.home(node.source).kind in ("row_value", "row", "scalar")
@@ -209,4 +214,3 @@ class Stages:
         for distance in (1, 2):
             other = T.tvm_warp_shuffle_xor(u32(SHUFFLE_MASK), cells[row], distance, 32, 32)
             store(cells, COMBINE[op](cells[row], other), row)
-

@@ -13,17 +13,19 @@ from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.spec import ClusterSpec
 from tvm_comfuse.tir_passes.emit.tensormaps import tensor_map
 
+NO_TILE = -1
+
 
 @dataclass
 class Slot:
-    """A tensor at a staging tile; tile is None for an operand read from global memory.
+    """A tensor and its staging tile; tile is NO_TILE for an operand read from global memory.
 
     frees_per_step  phases of the tile's `empty` barrier in one step
     """
 
     index: int
     block: str
-    tile: int | None
+    tile: int
     frees_per_step: int = 1
     map: Any = None
     buffer: Any = None
@@ -44,7 +46,7 @@ class StagingTiles:
         operands = []
         last_stage = {operand.index: operand.last_stage for operand in spec.operands}
         for operand, placement in zip(spec.tile_operands, plan.operands, strict=True):
-            tile = count if placement == "tma" else None
+            tile = count if placement == "tma" else NO_TILE
             count += placement == "tma"
             operands.append(Slot(operand.index, operand.name, tile))
         placed = dict(zip([output.block for output in spec.tile_outputs], plan.store, strict=True))
@@ -52,7 +54,7 @@ class StagingTiles:
         if not outputs:
             return StagingTiles(count, operands)
         first = outputs[0][0]
-        shared = next((s for s in operands if s.tile is not None and last_stage[s.index] <= first), None)
+        shared = next((s for s in operands if s.tile != NO_TILE and last_stage[s.index] <= first), None)
         if shared is None:
             tile, count = count, count + 1
         else:
@@ -64,7 +66,7 @@ class StagingTiles:
     @property
     def operand_tiles(self) -> list[Slot]:
         """Operands that TMA brings."""
-        return [slot for slot in self.operands if slot.tile is not None]
+        return [slot for slot in self.operands if slot.tile != NO_TILE]
 
     @property
     def store_tiles(self) -> list[Slot]:
@@ -87,5 +89,5 @@ class StagingTiles:
         """Gives every slot its buffer in the kernel, and its tensor map if TMA moves it."""
         for slot in self.operands + self.stores:
             slot.buffer = real[params[slot.index]]
-            if slot.tile is not None:
+            if slot.tile != NO_TILE:
                 slot.map = tensor_map(f"{slot.buffer.name}_map", slot.buffer, tile_m)

@@ -40,9 +40,7 @@ class Workspace:
     def slot(self, index: Expr) -> Expr:
         """Address of a slot."""
         source = _MAIL.format(name=self.name, slots=self.slots)
-        return T.cuda.func_call(
-            f"{self.name}_mail", T.cast(index, "uint32"), source_code=source, return_type="handle"
-        )
+        return T.cuda.func_call(f"{self.name}_mail", T.cast(index, "uint32"), source_code=source, return_type="handle")
 
     def _state(self) -> Expr:
         source = _STATE.format(name=self.name)

@@ -90,13 +90,15 @@ class Stmt:
 
 @dataclass
 class Kernel:
-    """params: the buffers of the parameters; host: statements before the device entry; scopes: (scope, variable, extent)."""
+    """params: the buffers of the parameters; host: statements before the device entry; scopes: (scope, variable, extent);
+    sources: CUDA text of the wrappers that are called, by name."""
 
     params: list[Buffer]
     host: list[Stmt]
     device: list[Stmt]
     scopes: list[tuple[str, Variable, int]]
     shared: list[Buffer]
+    sources: dict[str, str] = field(default_factory=dict)
 
 
 def read_kernel(func: tirx.PrimFunc) -> Kernel:
@@ -215,7 +217,7 @@ class _Reader:
             known = self.names.get(node)
             if isinstance(known, Buffer):
                 return Expr("buffer", "handle", value=known)
-            return Expr("var", "", value=self.variable(node))
+            return Expr("var", str(node.ty), value=self.variable(node))
         raise UnsupportedError(f"expression {kind}")
 
     def _constant(self, node: Any, kind: str) -> Expr:
@@ -231,6 +233,7 @@ class _Reader:
         args = [self.expr(arg) for arg in node.args]
         if name == "cuda.func_call":
             # the callee's name, then its arguments; its source text, a keyword, comes last
+            self.kernel.sources[args[0].value] = args[-1].value
             return Expr("call", str(node.ty), args[1:-1], f"func.{args[0].value}")
         if name in BINARY_CALLS:
             return Expr(BINARY_CALLS[name], str(node.ty), args, "Bitwise")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import tvm_ffi
 from tvm import tirx
 
 from tvm_comfuse.errors import VerifyError
@@ -25,6 +26,9 @@ from tvm_comfuse.verify.static import (
 )
 from tvm_comfuse.verify.static.index import KernelIndex, index_of
 from tvm_comfuse.verify.static.scene import Scene, scenes
+
+# raised in a pass of TVM, it comes out of TVM as what it is
+tvm_ffi.register_error(VerifyError)
 
 Check = Callable[[KernelIndex, Scene, Scene, Device], Iterator[Finding]]
 

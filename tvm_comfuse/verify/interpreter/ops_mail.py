@@ -1,0 +1,122 @@
+"""Mailboxes: (value, tag) words between warp groups, CTAs and the grid, and the grid's launch counter.
+
+Such words are read and written by relaxed atomic instructions only.  They order nothing but themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+
+from tvm_comfuse.verify.interpreter.ops_barrier import BarrierOps
+from tvm_comfuse.verify.interpreter.ops_memory import MemoryOps
+
+Array = np.ndarray
+Steps = Generator[Any, None, Any]
+WORD, TAG_SHIFT = 8, 32
+
+
+def _mail(value: Any, tag: Any, count: int) -> Array:
+    bits = np.ascontiguousarray(np.broadcast_to(np.asarray(value, np.float32), (count,))).view(np.uint32).astype(np.uint64)
+    tags = np.broadcast_to(np.asarray(tag).astype(np.uint64), (count,))
+    return tags << np.uint64(TAG_SHIFT) | bits
+
+
+def _value(words: Array) -> Array:
+    return (words & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.float32)
+
+
+def _pick(value: Any, lanes: Array) -> Any:
+    return value[lanes] if isinstance(value, np.ndarray) and value.ndim else value
+
+
+class MailOps(BarrierOps, MemoryOps):
+    """Part of Agent."""
+
+    def post_cluster(self, address: Any, rank: Any, value: Any, tag: Any, mask: Any, where: str) -> Steps:
+        """Each lane writes (value, tag) to its address in the CTA `rank` of the cluster."""
+        yield None
+        lanes, at = self._shared(address, WORD, mask, where)
+        ranks = np.broadcast_to(np.asarray(_pick(rank, lanes)), at.shape)
+        words = _mail(_pick(value, lanes), _pick(tag, lanes), len(lanes))
+        for to in np.unique(ranks):
+            chosen = ranks == to
+            cta = self.peer(int(to), where)
+            self.touch(cta, self._mask_of(lanes[chosen]), where)
+            cta.shadow.atomic(self, self.row_of_lane[lanes[chosen]], at[chosen], where)
+            cta.bytes.view(np.uint64)[at[chosen] // WORD] = words[chosen]
+            cta.posted.wake()
+
+    def _mask_of(self, lanes: Array) -> Array:
+        mask = np.zeros(self.lanes, bool)
+        mask[lanes] = True
+        return mask
+
+    def take_cluster(self, address: Any, tag: Any, mask: Any, where: str) -> Steps:
+        """The value at each lane's address in this CTA once its tag is `tag`."""
+        yield None
+        lanes, at = self._shared(address, WORD, mask, where)
+        words = self.cta.bytes.view(np.uint64)
+        got = yield from self._take(words, at // WORD, tag, lanes, self.cta.posted, where)
+        self.cta.shadow.read(self, self.row_of_lane[lanes], at, where)
+        return self._spread(got, lanes, mask)
+
+    def _take(self, words: Array, at: Array, tag: Any, lanes: Array, posted: Any, where: str) -> Steps:
+        wanted = np.broadcast_to(np.asarray(_pick(tag, lanes)), at.shape)
+        while (missing := (words[at] >> np.uint64(TAG_SHIFT)) != wanted).any():
+            first = int(np.argmax(missing))
+            self.waiting = lambda first=first, missing=missing: (  # type: ignore[misc]
+                f"for mail ({where}): {int(missing.sum())} of {len(at)} slots lack tag {int(wanted[first])}, "
+                f"slot {int(at[first])} has {int(words[at[first]] >> np.uint64(TAG_SHIFT))}"
+            )
+            yield posted
+        return _value(words[at])
+
+    def post_grid(self, name: str, index: Any, value: Any, tag: Any, mask: Any, where: str) -> Steps:
+        """Each lane writes (value, tag) to a slot in global memory."""
+        yield None
+        lanes, at = self._slots(name, index, mask, where)
+        self.machine.mail[name][at] = _mail(_pick(value, lanes), _pick(tag, lanes), len(lanes))
+        self.machine.posted.wake()
+
+    def take_grid(self, name: str, index: Any, tag: Any, mask: Any, where: str) -> Steps:
+        """The value of each lane's slot once its tag is `tag`."""
+        yield None
+        lanes, at = self._slots(name, index, mask, where)
+        got = yield from self._take(self.machine.mail[name], at, tag, lanes, self.machine.posted, where)
+        return self._spread(got, lanes, mask)
+
+    def _slots(self, name: str, index: Any, mask: Any, where: str) -> tuple[Array, Array]:
+        lanes = self.active(mask)
+        at = np.broadcast_to(np.asarray(_pick(index, lanes)), lanes.shape).astype(np.int64)
+        limit = len(self.machine.mail[name])
+        if len(at) and (at.min() < 0 or at.max() >= limit):
+            text = f"{where}: mail slot {int(at.min())}..{int(at.max())} of {limit}"
+            self.report.fatal("global-bounds", f"{self.label}, {where}", text, low=int(at.min()), high=int(at.max()), extent=limit)
+        return lanes, at
+
+    def tag_base(self, name: str, mask: Any) -> int:
+        """The tag behind those of earlier launches."""
+        rows = self.rows(mask)
+        self.machine.tag_readers.extend(zip(self.comp[rows].tolist(), self.vc[rows, self.comp[rows]].tolist(), strict=True))
+        return self.machine.statics.words(name)[0]
+
+    def leave_grid(self, name: str, ctas: Any, tags: Any, mask: Any, where: str) -> None:
+        """Counts a CTA that leaves; the last one moves the tag base on.  Acquires and releases at grid scope."""
+        words, joined = self.machine.statics.words(name), self.machine.left
+        self.release(mask, joined)
+        joined.complete()
+        self.acquire(mask, joined)
+        words[1] += self.threads(mask)
+        if words[1] != int(ctas):
+            return
+        seen, _ = self.seen(mask)
+        for component, clock in self.machine.tag_readers:
+            if seen[component] < clock:
+                who = self.machine.components.name(component)
+                text = f"{where}: moves the tag base while {who} may still read the old one"
+                self.report.add("write-after-read", f"{self.label}, {where}", text)
+        words[0] += int(tags)
+        words[1] = 0

@@ -1,0 +1,92 @@
+"""Runs agents and asynchronous copies in a seeded random order."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_comfuse.verify.interpreter.report import HaltError, Report
+
+
+@dataclass(eq=False)
+class Event:
+    """An asynchronous copy on its way; label e.g. ``cta0.load``."""
+
+    label: str
+    run: Callable[[], None]
+
+
+class Scheduler:
+    """Picks who goes on.  slow: agents and copies whose label has it as one of its dotted parts go on only when nobody else
+    can: ``cta1``, ``wg2``, ``w0``, ``load``, ``store``; several parts (``cta1.wg2``) must all be there."""
+
+    def __init__(self, seed: int, slow: str | None, report: Report, max_steps: int):
+        self.random = random.Random(seed)
+        self.slow_parts = frozenset(slow.split(".")) if slow else frozenset()
+        self.report, self.max_steps = report, max_steps
+        self.agents: list[Any] = []
+        self.runnable: list[Any] = []
+        self.events: list[Event] = []
+        self.steps = 0
+        self.digest = 0
+
+    def start(self, agents: list[Any]) -> None:
+        """Makes agents known."""
+        self.agents = agents
+        self.runnable = list(agents)
+
+    def wake(self, waitable: Any) -> None:
+        """Everybody who waits for it looks again."""
+        self.runnable.extend(waitable.waiters)
+        waitable.waiters.clear()
+
+    def run(self) -> None:
+        """Until everybody is done, nobody can go on, or a finding ends the run."""
+        try:
+            while self.runnable or self.events:
+                if self.steps >= self.max_steps:
+                    self.report.fatal("step-limit", "scheduler", f"not done after {self.steps} steps", steps=self.steps)
+                self.steps += 1
+                self._step(self._pick())
+            if any(not agent.done for agent in self.agents):
+                self._deadlock()
+        except HaltError:
+            return
+
+    def _pick(self) -> Any:
+        runnable, events = self.runnable, self.events
+        if self.slow_parts:
+            quick: list[Any] = [x for x in runnable if not self._is_slow(x.label)]
+            quick += [x for x in events if not self._is_slow(x.label)]
+            if quick:
+                return self.random.choice(quick)
+        number = self.random.randrange(len(runnable) + len(events))
+        return runnable[number] if number < len(runnable) else events[number - len(runnable)]
+
+    def _is_slow(self, label: str) -> bool:
+        return self.slow_parts.issubset(label.split("."))
+
+    def _step(self, chosen: Any) -> None:
+        self.digest = zlib.crc32(chosen.label.encode(), self.digest)
+        if isinstance(chosen, Event):
+            self.events.remove(chosen)
+            chosen.run()
+            return
+        try:
+            waitable = next(chosen.code)
+        except StopIteration:
+            chosen.finish()
+            self.runnable.remove(chosen)
+            return
+        if waitable is not None:
+            self.runnable.remove(chosen)
+            waitable.waiters.append(chosen)
+
+    def _deadlock(self) -> None:
+        stuck = [agent for agent in self.agents if not agent.done]
+        lines = [f"{agent.label} waits {agent.waiting()}" for agent in stuck]
+        shown = "; ".join(lines[:12]) + (f"; and {len(lines) - 12} more" if len(lines) > 12 else "")
+        self.report.add("deadlock", stuck[0].label, f"nobody can go on: {shown}", stuck=[agent.label for agent in stuck])
