@@ -13,10 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm.script import tirx as T
-
 from tvm_comfuse.tir_passes.emit.dsl import f32, registers, store, u32, when
-from tvm_comfuse.tir_passes.emit.instructions import post_cluster, post_grid, take_cluster, take_grid
+from tvm_comfuse.tir_passes.emit.instructions import post_cluster, post_grid, take
 
 Expr = Any
 QUAD = 4
@@ -55,9 +53,9 @@ class Exchange:
                 for row in range(fragment.rows):
                     store(got, f32(0.0), value, row, turn)
             with when(source < self.parts):
-                for value in range(count):
-                    for row in range(fragment.rows):
-                        store(got, self._take(parity, source, value, row, tag), value, row, turn)
+                which = [(value, row) for value in range(count) for row in range(fragment.rows)]
+                slots = [self._slot(parity, source, value, row) for value, row in which]
+                take(self._memory, tag, slots, [got[value, row, turn] for value, row in which])
         return got
 
     def _post(self, parity: Expr, part: Expr, value: int, row: int, what: Expr, tag: Expr) -> None:
@@ -79,10 +77,14 @@ class Exchange:
         plan, place = self.kernel.plan, self.kernel.place
         return part * plan.cluster_m + place.share if plan.cluster_n > 1 else place.rank
 
-    def _take(self, parity: Expr, part: Expr, value: int, row: int, tag: Expr) -> Expr:
-        if self.scope == "grid":
-            return take_grid(self._global_slot(parity, part, value, row), tag)
-        return take_cluster(self._shared_slot(parity, part, value, row), tag)
+    @property
+    def _memory(self) -> str:
+        """Where the slots are that this warp group reads."""
+        return "grid" if self.scope == "grid" else "cluster"
+
+    def _slot(self, parity: Expr, part: Expr, value: int, row: int) -> Expr:
+        of = self._global_slot if self.scope == "grid" else self._shared_slot
+        return of(parity, part, value, row)
 
     def _index(self, parity: Expr, part: Expr, value: int, row: int) -> Expr:
         kernel, fragment = self.kernel, self.kernel.fragment
@@ -98,6 +100,3 @@ class Exchange:
         kernel = self.kernel
         group_slots = 2 * 2 * self.parts * kernel.layout.row_values * kernel.plan.tile_m
         return kernel.workspace.slot(kernel.place.group * group_slots + self._index(parity, part, value, row))
-
-
-__all__ = ["QUAD", "Exchange", "T"]

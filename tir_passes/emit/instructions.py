@@ -27,22 +27,16 @@ _POST_CLUSTER = """__device__ __forceinline__ void comfuse_post_cluster(void* sl
   unsigned long long w = ((unsigned long long)tag << 32) | __float_as_uint(v);
   asm volatile("st.relaxed.cluster.shared::cluster.b64 [%0], %1;" :: "r"(r), "l"(w) : "memory"); }
 """
-_TAKE_CLUSTER = """__device__ __forceinline__ float comfuse_take_cluster(void* slot, unsigned tag) {
-  unsigned a = (unsigned)__cvta_generic_to_shared(slot); unsigned long long w;
-  do { asm volatile("ld.relaxed.cluster.shared::cta.b64 %0, [%1];" : "=l"(w) : "r"(a) : "memory");
-  } while ((unsigned)(w >> 32) != tag);
-  return __uint_as_float((unsigned)w); }
-"""
 _POST_GRID = """__device__ __forceinline__ void comfuse_post_grid(void* slot, float v, unsigned tag) {
   unsigned long long w = ((unsigned long long)tag << 32) | __float_as_uint(v);
   asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" :: "l"(slot), "l"(w) : "memory"); }
 """
-_TAKE_GRID = """__device__ __forceinline__ float comfuse_take_grid(void* slot, unsigned tag) {
-  unsigned long long w;
-  do { asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(w) : "l"(slot) : "memory");
-  } while ((unsigned)(w >> 32) != tag);
-  return __uint_as_float((unsigned)w); }
-"""
+#: how a slot's word is read, by scope
+_TAKE_LOADS = {
+    "cluster": 'asm volatile("ld.relaxed.cluster.shared::cta.b64 %0, [%1];" : "=l"(w{i}) '
+    ': "r"((unsigned)__cvta_generic_to_shared(s{i})) : "memory");',
+    "grid": 'asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(w{i}) : "l"(s{i}) : "memory");',
+}
 
 
 def pin(register: Expr) -> None:
@@ -68,16 +62,28 @@ def post_cluster(slot: Expr, rank: Expr, value: Expr, tag: Expr) -> None:
     do(T.cuda.func_call("comfuse_post_cluster", slot, T.cast(rank, "uint32"), value, tag, source_code=_POST_CLUSTER))
 
 
-def take_cluster(slot: Expr, tag: Expr) -> Expr:
-    """The value of a slot in this CTA's shared memory once its tag is `tag`."""
-    return T.cuda.func_call("comfuse_take_cluster", slot, tag, source_code=_TAKE_CLUSTER, return_type="float32")
-
-
 def post_grid(slot: Expr, value: Expr, tag: Expr) -> None:
     """Writes (value, tag) as one 8-byte store to a slot in global memory."""
     do(T.cuda.func_call("comfuse_post_grid", slot, value, tag, source_code=_POST_GRID))
 
 
-def take_grid(slot: Expr, tag: Expr) -> Expr:
-    """The value of a slot in global memory once its tag is `tag`."""
-    return T.cuda.func_call("comfuse_take_grid", slot, tag, source_code=_TAKE_GRID, return_type="float32")
+def take(scope: str, tag: Expr, slots: list[Expr], registers: list[Expr]) -> None:
+    """Waits until every slot, in this CTA's shared memory (cluster) or in global memory (grid), has the tag; then the
+    registers hold their values.
+
+    All slots are read in each round of the wait: their latencies overlap.
+    """
+    count = range(len(slots))
+    name = f"comfuse_take_{scope}_{len(slots)}"
+    parameters = [f"void* s{i}" for i in count] + [f"float& v{i}" for i in count]
+    lines = [
+        f"__device__ __forceinline__ void {name}(unsigned tag, {', '.join(parameters)}) {{",
+        f"  unsigned long long {', '.join(f'w{i}' for i in count)};",
+        "  do {",
+        *[f"    {_TAKE_LOADS[scope].format(i=i)}" for i in count],
+        f"  }} while ({' || '.join(f'(unsigned)(w{i} >> 32) != tag' for i in count)});",
+        *[f"  v{i} = __uint_as_float((unsigned)w{i});" for i in count],
+        "}",
+        "",
+    ]
+    do(T.cuda.func_call(name, tag, *slots, *registers, source_code="\n".join(lines)))

@@ -32,7 +32,7 @@ def rewrite(kernel: tirx.PrimFunc, change: Change) -> tirx.PrimFunc | None:
             return replaced
         inside = (*around, node)
         if isinstance(node, tirx.SeqStmt):
-            return [tirx.SeqStmt([new for child in node.seq for new in visit(child, inside)])]
+            return [one([new for child in node.seq for new in visit(child, inside)])]
         if isinstance(node, tirx.AttrStmt):
             return [tirx.AttrStmt(node.node, node.attr_key, node.value, one(visit(node.body, inside)))]
         if isinstance(node, tirx.For):
@@ -56,7 +56,9 @@ def one(statements: list[Stmt]) -> Stmt:
 
 def with_body(loop: tirx.For, body: Stmt, kind: Any = None) -> tirx.For:
     """A loop with another body, or of another kind."""
-    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind if kind is None else kind, body, None, loop.annotations)
+    return tirx.For(
+        loop.loop_var, loop.min, loop.extent, loop.kind if kind is None else kind, body, None, loop.annotations
+    )
 
 
 def map_expr(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
@@ -158,7 +160,9 @@ def contains(node: Stmt, wanted: Callable[[Stmt], bool]) -> bool:
     """Whether some statement inside (or the statement itself) is wanted."""
     if wanted(node):
         return True
-    children = list(node.seq) if isinstance(node, tirx.SeqStmt) else [
-        child for name in ("body", *_BRANCHES) if (child := getattr(node, name, None)) is not None
-    ]
+    children = (
+        list(node.seq)
+        if isinstance(node, tirx.SeqStmt)
+        else [child for name in ("body", *_BRANCHES) if (child := getattr(node, name, None)) is not None]
+    )
     return any(contains(child, wanted) for child in children if isinstance(child, tirx.Stmt))

@@ -6,11 +6,10 @@ from typing import Any
 
 from tvm_comfuse.verify.interpreter.ops_async import AsyncOps
 from tvm_comfuse.verify.interpreter.ops_mail import MailOps
-from tvm_comfuse.verify.interpreter.ops_memory import MemoryOps
 from tvm_comfuse.verify.interpreter.ops_wgmma import WgmmaOps
 
 
-class Agent(AsyncOps, WgmmaOps, MemoryOps, MailOps):
+class Agent(AsyncOps, MailOps, WgmmaOps):
     """All instructions of one agent.  Generated code calls them; those that may wait are generators."""
 
     def __init__(self, machine: Any, cta: Any, label: str, number: int, group: int, warps: range):

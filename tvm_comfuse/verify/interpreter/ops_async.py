@@ -116,8 +116,7 @@ class AsyncOps(BarrierOps):
         self.vc[warp, self.bulk[warp]] = max(self.vc[warp, self.bulk[warp]], done)
 
     def _row(self, mask: Any) -> int:
-        rows = self.rows(mask)
-        return rows.start if isinstance(rows, slice) else int(rows[0])
+        return int(self.rows(mask)[0])
 
     def _end_async(self) -> None:
         """Shared memory must stay until every store has read it."""

@@ -51,8 +51,7 @@ class BarrierOps(State):
 
     def mbarrier_init(self, name: str, index: Any, count: Any, mask: Any, where: str) -> None:
         """mbarrier.init"""
-        row = self.rows(mask)
-        row = row.start if isinstance(row, slice) else int(row[0])
+        row = int(self.rows(mask)[0])
         epoch = (int(self.comp[row]), int(self.vc[row, self.comp[row]]))
         if self.threads(mask) != 1:
             self.report.add("barrier-init", f"{self.label}, {where}", f"{where}: by {self.threads(mask)} threads")

@@ -54,25 +54,33 @@ class MailOps(BarrierOps, MemoryOps):
         mask[lanes] = True
         return mask
 
-    def take_cluster(self, address: Any, tag: Any, mask: Any, where: str) -> Steps:
-        """The value at each lane's address in this CTA once its tag is `tag`."""
+    def take_cluster(self, addresses: list[Any], tag: Any, mask: Any, where: str) -> Steps:
+        """The values at each lane's addresses in this CTA once all their tags are `tag`."""
         yield None
-        lanes, at = self._shared(address, WORD, mask, where)
-        words = self.cta.bytes.view(np.uint64)
-        got = yield from self._take(words, at // WORD, tag, lanes, self.cta.posted, where)
-        self.cta.shadow.read(self, self.row_of_lane[lanes], at, where)
-        return self._spread(got, lanes, mask)
+        places = [self._shared(address, WORD, mask, where) for address in addresses]
+        words, lanes = self.cta.bytes.view(np.uint64), places[0][0]
+        got = yield from self._take(words, [at // WORD for _, at in places], tag, lanes, self.cta.posted, where)
+        for _, at in places:
+            self.cta.shadow.read(self, self.row_of_lane[lanes], at, where)
+        return [self._spread(values, lanes, mask) for values in got]
 
-    def _take(self, words: Array, at: Array, tag: Any, lanes: Array, posted: Any, where: str) -> Steps:
+    def _take(self, words: Array, places: list[Array], tag: Any, lanes: Array, posted: Any, where: str) -> Steps:
+        at = np.stack(places)
         wanted = np.broadcast_to(np.asarray(_pick(tag, lanes)), at.shape)
         while (missing := (words[at] >> np.uint64(TAG_SHIFT)) != wanted).any():
-            first = int(np.argmax(missing))
-            self.waiting = lambda first=first, missing=missing: (  # type: ignore[misc]
-                f"for mail ({where}): {int(missing.sum())} of {len(at)} slots lack tag {int(wanted[first])}, "
-                f"slot {int(at[first])} has {int(words[at[first]] >> np.uint64(TAG_SHIFT))}"
-            )
+            self.waiting = lambda: self._missing_mail(words, at, wanted, where)
             yield posted
-        return _value(words[at])
+        del missing
+        return [_value(words[slots]) for slots in at]
+
+    def _missing_mail(self, words: Array, at: Array, wanted: Array, where: str) -> str:
+        tags = words[at] >> np.uint64(TAG_SHIFT)
+        missing = tags != wanted
+        first = tuple(np.argwhere(missing)[0]) if missing.any() else (0, 0)
+        return (
+            f"for mail ({where}): {int(missing.sum())} of {missing.size} slots lack tag {int(wanted[first])}, "
+            f"slot {int(at[first])} has {int(tags[first])}"
+        )
 
     def post_grid(self, name: str, index: Any, value: Any, tag: Any, mask: Any, where: str) -> Steps:
         """Each lane writes (value, tag) to a slot in global memory."""
@@ -81,12 +89,13 @@ class MailOps(BarrierOps, MemoryOps):
         self.machine.mail[name][at] = _mail(_pick(value, lanes), _pick(tag, lanes), len(lanes))
         self.machine.posted.wake()
 
-    def take_grid(self, name: str, index: Any, tag: Any, mask: Any, where: str) -> Steps:
-        """The value of each lane's slot once its tag is `tag`."""
+    def take_grid(self, name: str, indices: list[Any], tag: Any, mask: Any, where: str) -> Steps:
+        """The values of each lane's slots once all their tags are `tag`."""
         yield None
-        lanes, at = self._slots(name, index, mask, where)
-        got = yield from self._take(self.machine.mail[name], at, tag, lanes, self.machine.posted, where)
-        return self._spread(got, lanes, mask)
+        places = [self._slots(name, index, mask, where) for index in indices]
+        lanes = places[0][0]
+        got = yield from self._take(self.machine.mail[name], [at for _, at in places], tag, lanes, self.machine.posted, where)
+        return [self._spread(values, lanes, mask) for values in got]
 
     def _slots(self, name: str, index: Any, mask: Any, where: str) -> tuple[Array, Array]:
         lanes = self.active(mask)

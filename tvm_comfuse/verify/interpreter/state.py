@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-
 Array = np.ndarray
 WARP = 32
 #: who takes part in an instruction: everybody (None), one lane, or a mask
@@ -36,6 +35,7 @@ class State:
         self.vc[:, 1] = 1
         self.vc[np.arange(self.warps), self.comp] = 1
         self.fenced = np.zeros_like(self.vc)
+        self.every_row = np.arange(self.warps)
         self.row_of_lane = np.arange(self.lanes) // WARP
         self.done = False
         self.waiting: Callable[[], str] = lambda: "for its turn"
@@ -45,12 +45,12 @@ class State:
 
     # --- who takes part -----------------------------------------------------------------------------------------------
 
-    def rows(self, mask: Mask) -> Any:
+    def rows(self, mask: Mask) -> Array:
         """Warps with a lane that takes part, as an index of the first axis of vc."""
         if mask is None:
-            return slice(0, self.warps)
+            return self.every_row
         if isinstance(mask, int):
-            return slice(mask // WARP, mask // WARP + 1)
+            return self.every_row[mask // WARP : mask // WARP + 1]
         return np.flatnonzero(mask.reshape(-1, WARP).any(1))
 
     def threads(self, mask: Mask) -> int:

@@ -30,7 +30,9 @@ def _twice(items: list[Item], depth: int) -> Iterator[Item]:
     while at < len(items):
         level = items[at].nest[depth] if len(items[at].nest) > depth else None
         end = at + 1
-        while level is not None and end < len(items) and len(items[end].nest) > depth and items[end].nest[depth] is level:
+        while (
+            level is not None and end < len(items) and len(items[end].nest) > depth and items[end].nest[depth] is level
+        ):
             end += 1
         run = items[at:end]
         if level is None:
@@ -63,9 +65,7 @@ class _State:
 
 def check(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
     """Every warp group."""
-    accumulators = {
-        load.source for i in index.instructions if i.is_product for a in i.args[:-7] for load in loads(a)
-    }
+    accumulators = {load.source for i in index.instructions if i.is_product for a in i.args[:-7] for load in loads(a)}
     reported: set[str] = set()
     for group in range(index.warp_groups):
         state = _State()
@@ -121,7 +121,7 @@ def _products(state: _State, item: Instruction) -> None:
 
 
 def _proxies(state: _State, item: Instruction) -> None:
-    if item.name.startswith("st") and "shared" in item.words:
+    if item.name.startswith("st") and any(word.startswith("shared") for word in item.words):
         state.dirty = True
     elif item.name == INIT:
         state.initialised = True
@@ -131,14 +131,18 @@ def _proxies(state: _State, item: Instruction) -> None:
         state.dirty = False
     elif item.name == "cta_sync":
         if state.initialised:
-            text = "barriers were initialised, but no fence.mbarrier_init makes that visible to the other CTAs and to TMA"
+            text = (
+                "barriers were initialised, but no fence.mbarrier_init makes that visible to the other CTAs and to TMA"
+            )
             state.report("init-fence", item.shown, text)
         if state.dirty:
             text = "shared memory was written, but no fence.proxy.async orders that before copies by TMA"
             state.report("proxy-fence", item.shown, text)
     elif item.name in (ARRIVE, REMOTE) and state.dirty:
         name = accessed(item.args[0])[0].name
-        text = f"shared memory was written, and {name} says so, but no fence.proxy.async orders that before copies by TMA"
+        text = (
+            f"shared memory was written, and {name} says so, but no fence.proxy.async orders that before copies by TMA"
+        )
         state.report("proxy-fence", item.shown, text)
 
 
@@ -156,5 +160,3 @@ def _bulk(state: _State, item: Instruction) -> None:
         name = accessed(item.args[0])[0].name
         text = f"{name} gives the tile away while TMA may still read it; wait_group.read 0 must come first"
         state.report("bulk-early", item.shown, text)
-
-

@@ -162,7 +162,8 @@ def _bytes(where: str, after: Tally) -> Iterator[Finding]:
         expected, landed = int(after.expected[rank]), int(after.landed[rank])
         text = (
             f"the bytes announced must be the bytes that land; in CTA {rank} of the cluster {expected} are announced and "
-            f"boxes of {landed} bytes land: " + ("the phase never completes" if expected > landed else "it completes early")
+            f"boxes of {landed} bytes land: "
+            + ("the phase never completes" if expected > landed else "it completes early")
         )
         yield Finding("mbarrier-bytes", where, text, {"rank": int(rank), "expected": expected, "landed": landed})
         return
@@ -189,5 +190,3 @@ def _phases(where: str, count: int, before: Tally, after: Tally) -> Iterator[Fin
             )
             yield Finding("mbarrier-phases", where, text, numbers)
             return
-
-

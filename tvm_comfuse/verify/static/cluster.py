@@ -34,7 +34,9 @@ def check(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
         times = sum((scene.count(i, _THREADS) for i in index.named(name)), np.zeros(1, np.int64))
         other = sum((scene.count(i, _THREADS) for i in index.named(SYNC_ARRIVE, SYNC_WAIT)), np.zeros(1, np.int64))
         if (2 * times != other).any():
-            text = f"each thread must arrive at the cluster barrier as often as it waits; {name} {int(times.max())} times"
+            text = (
+                f"each thread must arrive at the cluster barrier as often as it waits; {name} {int(times.max())} times"
+            )
             yield Finding("cluster-barrier", name, text, {"times": int(times.max()), "both": int(other.max())})
             return
 

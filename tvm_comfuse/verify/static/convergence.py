@@ -8,7 +8,7 @@ import numpy as np
 
 from tvm_comfuse.verify.finding import Finding
 from tvm_comfuse.verify.static.evaluate import LANE, RANK, WARP, WARP_GROUP
-from tvm_comfuse.verify.static.index import Guard, Instruction, KernelIndex, Loop
+from tvm_comfuse.verify.static.index import TAKE, Guard, Instruction, KernelIndex, Loop
 from tvm_comfuse.verify.static.scene import Scene
 
 _NAMES = {RANK: "CTA", WARP_GROUP: "warp group", WARP: "warp", LANE: "lane"}
@@ -29,14 +29,14 @@ TOGETHER: dict[str, tuple[int, ...]] = {
 }
 #: these bring the lanes of a warp together by themselves
 GATHERING = ("warp_sync", "cta_sync", "tvm_warp_shuffle_xor")
-BLOCKING = ("mbarrier_wait", "comfuse_take_cluster", "comfuse_take_grid")
+BLOCKING = ("mbarrier_wait", TAKE)
 
 
 def together(instruction: Instruction) -> tuple[int, ...]:
     """The axes along which an instruction's execution may not vary; () if it does not matter."""
     if instruction.name.startswith("wgmma_") and "aligned" in instruction.words:
         return _GROUP
-    return TOGETHER.get(instruction.name, ())
+    return TOGETHER.get(instruction.name, _WARP if "aligned" in instruction.words else ())
 
 
 def check(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
@@ -72,7 +72,7 @@ def _reconverged(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
         mask = scene.mask(guard)
         if mask is None or mask.shape[LANE] == 1 or (mask == mask.take([0], axis=LANE)).all():
             continue
-        if not any(i.name in BLOCKING for i in index.instructions if start <= i.order <= end):
+        if not any(i.name.startswith(BLOCKING) for i in index.instructions if start <= i.order <= end):
             continue
         following = next(
             (i for i in index.instructions if i.order > end and together(i) and not _other_branch(i, nest)), None

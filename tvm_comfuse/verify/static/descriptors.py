@@ -56,5 +56,3 @@ def _distance(scene: Scene, instruction: Instruction, at: Any, unit: int) -> set
     known.update({cell: along(CURSOR, np.arange(2)) for cell in cells})
     value = scene.value(at, known)
     return {int(d) * unit for d in np.unique(np.diff(value, axis=CURSOR))}
-
-

@@ -16,6 +16,7 @@ from tvm_comfuse.errors import LoweringError
 #: TIRx scope ids of CTAs and threads (ScopeIdDef.scope)
 CLUSTER_ID, CTA_ID, CTA_IN_CLUSTER, WARP_GROUP_ID, WARP_ID, LANE_ID = 0, 1, 2, 3, 5, 6
 _PTX, _CUDA = "tirx.ptx.", "tirx.cuda."
+TAKE = "comfuse_take_"
 TENSOR_MAP_ENCODE = "runtime.cuTensorMapEncodeTiled"
 
 
@@ -142,6 +143,10 @@ class KernelIndex:
     def named(self, *names: str) -> list[Instruction]:
         """The instructions of some names, in program order."""
         return [instruction for instruction in self.instructions if instruction.name in names]
+
+    def takes(self, memory: str) -> list[Instruction]:
+        """The waits for mailboxes in ``cluster`` (shared) or ``grid`` (global) memory; their names end in a number of slots."""
+        return [instruction for instruction in self.instructions if instruction.name.startswith(TAKE + memory)]
 
     @property
     def cluster_size(self) -> int:
@@ -270,7 +275,9 @@ class _Walker:
             self._calls(node.value, nest)
             self.index.binds.append((node.var, node.value))
         elif not isinstance(node, tirx.DeclBuffer):
-            raise LoweringError("a statement the verifier knows", type(node).__name__, "teach verify.static.index of it")
+            raise LoweringError(
+                "a statement the verifier knows", type(node).__name__, "teach verify.static.index of it"
+            )
 
     def _branch(self, node: Any, nest: tuple[Guard | Loop, ...]) -> None:
         start, guard = self.order, Guard(node.condition, True)
@@ -300,8 +307,18 @@ class _Walker:
         _, variable, dtype, rank, data, columns, rows, stride, box_columns, box_rows, *rest = call.args
         self.index.tensor_maps.append(
             TensorMap(
-                variable, str(dtype.value), int(rank), data, columns, rows, stride, int(box_columns), int(box_rows),
-                int(rest[2]), int(rest[3]), int(rest[5]),
+                variable,
+                str(dtype.value),
+                int(rank),
+                data,
+                columns,
+                rows,
+                stride,
+                int(box_columns),
+                int(box_rows),
+                int(rest[2]),
+                int(rest[3]),
+                int(rest[5]),
             )
         )
 

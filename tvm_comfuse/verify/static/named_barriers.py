@@ -28,7 +28,9 @@ def check(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
             text = f"ids of named barriers are 1 to {HIGHEST_ID} (0 belongs to the CTA barrier); found {number}"
             yield Finding("named-barrier-id", where, text, {"id": number, "highest": HIGHEST_ID})
             continue
-        counts = sorted({int(v) for site in sites if _uses(scene, site, number) for v in scene.values(site.args[1], site)})
+        counts = sorted(
+            {int(v) for site in sites if _uses(scene, site, number) for v in scene.values(site.args[1], site)}
+        )
         if len(counts) != 1 or counts[0] % WARP_THREADS or not 0 < counts[0] <= index.threads:
             text = (
                 f"all instructions on a named barrier must name one thread count, a multiple of {WARP_THREADS} "
@@ -54,11 +56,13 @@ def _participants(index: KernelIndex, scene: Scene, number: int, count: int) -> 
     # per CTA: each phase takes `count` threads, and a thread takes part once in a phase
     size = index.cluster_size
     took_part, phases = int(syncs.sum() + arrivals.sum()) / size, int(max(syncs.max(), arrivals.max()))
+    both = bool(((syncs > 0) & (arrivals > 0)).any())
     threads = int((syncs > 0).sum() + (arrivals > 0).sum()) // size
-    if took_part == count * phases and syncs.max() == phases:
+    if took_part == count * phases and syncs.max() == phases and not both:
         return
     text = (
-        f"each phase needs {count} threads; {int((syncs > 0).sum()) // size} threads sync {int(syncs.max())} times and "
+        ("a thread that arrives must not also wait there; " if both else "")
+        + f"each phase needs {count} threads; {int((syncs > 0).sum()) // size} threads sync {int(syncs.max())} times and "
         f"{int((arrivals > 0).sum()) // size} arrive {int(arrivals.max())} times: {took_part:g} arrivals for "
         f"{phases} phases of {count}"
     )

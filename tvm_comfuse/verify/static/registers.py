@@ -45,7 +45,9 @@ def check(index: KernelIndex, scene: Scene, device: Device) -> Iterator[Finding]
     if used > device.registers:
         parts = " + ".join(f"{GROUP_THREADS} x {limit}" for limit in limits)
         text = f"the warp groups may hold {parts} = {used} registers, an SM has {device.registers}: setmaxnreg waits for ever"
-        yield Finding("register-budget", "setmaxnreg", text, {"limits": limits, "used": used, "registers": device.registers})
+        yield Finding(
+            "register-budget", "setmaxnreg", text, {"limits": limits, "used": used, "registers": device.registers}
+        )
     yield from _wgmma(index, scene, limits, entry)
 
 

@@ -10,7 +10,7 @@ from tvm_comfuse.verify.static.evaluate import RANK, constant
 from tvm_comfuse.verify.static.index import KernelIndex, loads
 from tvm_comfuse.verify.static.scene import Scene
 
-TAKE, POST, LEAVE = "comfuse_take_grid", "comfuse_post_grid", "comfuse_leave"
+POST, LEAVE = "comfuse_post_grid", "comfuse_leave"
 
 
 def check(index: KernelIndex, scene: Scene, device: Device) -> Iterator[Finding]:
@@ -21,11 +21,11 @@ def check(index: KernelIndex, scene: Scene, device: Device) -> Iterator[Finding]
         waves = -(-clusters // resident) if resident else 0
         text = (
             f"{clusters} clusters of {size} CTAs are launched and {device.name} runs {resident} at once: {waves} waves"
-            + ("; the first waits for rows of CTAs that cannot start: it hangs" if index.named(TAKE) else "")
+            + ("; the first waits for rows of CTAs that cannot start: it hangs" if index.takes("grid") else "")
         )
         numbers = {"clusters": clusters, "cluster_size": size, "resident": resident, "waves": waves}
         yield Finding("two-waves", "the grid", text, numbers)
-    if index.named(TAKE):
+    if index.takes("grid"):
         yield from _leave(index, scene)
 
 

@@ -43,7 +43,9 @@ def check(index: KernelIndex, scene: Scene, device: Device) -> Iterator[Finding]
             f"{dynamic} dynamic + {static} static = {static + dynamic} bytes of shared memory; a CTA of {device.name} has "
             f"{device.shared_memory}, of which {STATIC_LIMIT} static"
         )
-        yield Finding("shared-memory", "the CTA", text, {"dynamic": dynamic, "static": static, "limit": device.shared_memory})
+        yield Finding(
+            "shared-memory", "the CTA", text, {"dynamic": dynamic, "static": static, "limit": device.shared_memory}
+        )
     for instruction in index.named(LOAD, STORE, ENCODE):
         yield from _address(scene, instruction)
     yield from _overlaps(index, scene)
@@ -52,7 +54,9 @@ def check(index: KernelIndex, scene: Scene, device: Device) -> Iterator[Finding]
 def cursors(index: KernelIndex, at: Any) -> dict[Any, Array]:
     """The cursors in an index, each with every slot of the ring it points into."""
     return {
-        load.source: along(CURSOR, np.arange(index.rings[load.source])) for load in loads(at) if load.source in index.rings
+        load.source: along(CURSOR, np.arange(index.rings[load.source]))
+        for load in loads(at)
+        if load.source in index.rings
     }
 
 

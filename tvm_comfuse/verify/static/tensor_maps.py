@@ -72,4 +72,6 @@ def _coverage(scene: Scene, instruction: object, used: TensorMap, inner: object)
     values = scene.values(inner, instruction)
     if values.size and (int(values.min()) < 0 or int(np.abs(values).max()) >= 2**31):
         text = f"column coordinates from {int(values.min())} to {int(values.max())}"
-        yield Finding("tma-coordinate", used.variable.name, text, {"least": int(values.min()), "most": int(values.max())})
+        yield Finding(
+            "tma-coordinate", used.variable.name, text, {"least": int(values.min()), "most": int(values.max())}
+        )

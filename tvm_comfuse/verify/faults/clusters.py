@@ -1,0 +1,184 @@
+"""Faults between CTAs: cluster barriers, multicast, mailboxes, the grid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+
+from tvm_comfuse.schedules.device import H200
+from tvm_comfuse.verify.faults.changes import argument, number, remove
+from tvm_comfuse.verify.faults.memory import LOAD
+from tvm_comfuse.verify.faults.ordering import named
+from tvm_comfuse.verify.faults.registry import add
+from tvm_comfuse.verify.faults.rewrite import Stmt, call_of, map_expr, map_exprs, name_of, rewrite
+from tvm_comfuse.verify.static.index import CLUSTER_ID, CTA_ID, TAKE
+
+POST = "comfuse_post_"
+_CLUSTER_BARRIER = ("barrier_cluster_arrive", "barrier_cluster_wait")
+MASK = 5
+
+
+def _barriers() -> None:
+    add("cluster-start-missing", "static", "a CTA writes to another before that is set up", _cluster_barrier(0))
+    add("cluster-end-missing", "static", "a CTA leaves while others still write to it", _cluster_barrier(1))
+    add(
+        "cluster-wait-missing",
+        "static",
+        "CTAs arrive at the cluster barrier and do not wait",
+        remove(named("barrier_cluster_wait"), 0),
+    )
+
+
+def _cluster_barrier(which: int) -> Any:
+    """Without the first or the second arrive and wait."""
+
+    def apply(kernel: tirx.PrimFunc) -> tirx.PrimFunc | None:
+        copy: tirx.PrimFunc | None = kernel
+        for name in _CLUSTER_BARRIER:
+            copy = remove(named(name), which)(copy) if copy is not None else None
+        return copy
+
+    return apply
+
+
+def _multicasts(node: Stmt) -> bool:
+    call = call_of(node)
+    return name_of(node) == LOAD and any(str(getattr(a, "value", "")) == "multicast::cluster" for a in call.args)
+
+
+def _multicast() -> None:
+    add(
+        "mask-own",
+        "static",
+        "a box goes to the CTA of rank 0 only",
+        argument(_multicasts, MASK, lambda old: tirx.Cast("uint16", tirx.IntImm("uint32", 1))),
+    )
+    add(
+        "mask-beyond",
+        "static",
+        "a multicast mask names a CTA that the cluster has not",
+        argument(_multicasts, MASK, lambda old: tirx.Cast("uint16", tirx.IntImm("uint32", 0x7))),
+    )
+    add(
+        "release-own-only",
+        "interpreter",
+        "a slot is given back to this CTA as often as to all that wrote to it",
+        argument(named("comfuse_arrive_at"), 2, lambda old: _own_rank(old)),
+    )
+    add(
+        "release-beyond",
+        "static",
+        "a slot is given back to a CTA that the cluster has not",
+        argument(named("comfuse_arrive_at"), 2, lambda old: old + tirx.IntImm("uint32", 2)),
+    )
+
+
+def _own_rank(rank: Any) -> Any:
+    """rank // m * m + thread -> rank."""
+    found: list[Any] = []
+
+    def visit(node: Any) -> Any:
+        if isinstance(node, tirx.Var) and str(node.name) == "rank":
+            found.append(node)
+        return None
+
+    map_expr(rank, visit)
+    return tirx.Cast("uint32", found[0]) if found else rank
+
+
+def _mailboxes() -> None:
+    add("mailbox-not-cleared", "interpreter", "mailboxes hold what the kernel before left", _not_cleared)
+    add("tag-posted", "interpreter", "partials are posted with the next exchange's tag", _tags(POST, 1))
+    add("tag-taken", "interpreter", "partials are taken by the previous exchange's tag", _tags(TAKE, -1))
+    add("mailbox-parity", "interpreter", "all exchanges use the mailboxes of parity 0", _parity)
+    add(
+        "post-rank",
+        "interpreter",
+        "partials go to the CTA's own mailboxes only",
+        argument(named("comfuse_post_cluster"), 2, lambda old: tirx.IntImm("uint32", 0)),
+    )
+    add(
+        "post-missing", "interpreter", "one row's partial is not posted", remove(lambda node: name_of(node).startswith(POST), 0)
+    )
+
+
+def _not_cleared(kernel: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    def match(node: Stmt) -> bool:
+        return (
+            isinstance(node, tirx.BufferStore)
+            and str(node.buffer.dtype) == "uint64"
+            and (str(node.buffer.scope()).startswith("shared"))
+        )
+
+    return remove(match)(kernel)
+
+
+def _tags(prefix: str, distance: int) -> Any:
+    """Another tag in every post (the last operand) or take (the first)."""
+
+    def match(node: Stmt) -> bool:
+        return name_of(node).startswith(prefix)
+
+    # the name stands before the operands, the source text behind them
+    return argument(match, -2 if prefix == POST else 1, lambda old: old + tirx.IntImm("uint32", distance % 2**32))
+
+
+def _parity(kernel: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """The parity is the number of the exchange modulo 2."""
+
+    def change(node: Any) -> Any:
+        modulo = isinstance(node, tirx.FloorMod) and isinstance(node.b, tirx.IntImm) and int(node.b) == 2
+        return tirx.IntImm("int32", 0) if modulo and _has_loop(node.a) else None
+
+    return map_exprs(kernel, change, lambda node: name_of(node).startswith((POST, TAKE)))
+
+
+def _has_loop(expr: Any) -> bool:
+    found: list[Any] = []
+
+    def visit(node: Any) -> Any:
+        if isinstance(node, tirx.Var) and str(node.name) == "use":
+            found.append(node)
+        return None
+
+    map_expr(expr, visit)
+    return bool(found)
+
+
+def _grid() -> None:
+    add("leave-missing", "static", "no CTA moves the tags on", remove(named("comfuse_leave")))
+    add(
+        "leave-tags",
+        "static",
+        "the next launch's tags begin among this one's",
+        argument(named("comfuse_leave"), 3, lambda old: tirx.IntImm("uint32", 1)),
+    )
+    add(
+        "leave-ctas",
+        "static",
+        "the tags move on before the last CTA has left",
+        argument(named("comfuse_leave"), 2, number(lambda ctas: ctas - 1)),
+    )
+    add("two-waves", "static", "more clusters are launched than run at once", _two_waves)
+
+
+def _two_waves(kernel: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """The grid gets as many clusters more as GPUs of the family have SMs."""
+
+    def visit(node: Stmt, around: tuple[Stmt, ...]) -> list[Stmt] | None:
+        if type(node).__name__ != "ScopeIdDefStmt":
+            return None
+        definition = getattr(node, "def")
+        if int(definition.scope) not in (CLUSTER_ID, CTA_ID):
+            return None
+        extents = [tirx.IntImm("int32", int(extent) + H200.sms) for extent in definition.extents]
+        parent, scope = ("kernel", "cluster") if int(definition.scope) == CLUSTER_ID else ("kernel", "cta")
+        new = type(definition)(list(definition.def_ids), extents, parent, scope, definition.preferred_extents)
+        return [type(node)(new)]
+
+    return rewrite(kernel, visit)
+
+
+for _make in (_barriers, _multicast, _mailboxes, _grid):
+    _make()

@@ -1,0 +1,215 @@
+"""From a lowered kernel and its inputs to outputs and findings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from tvm_comfuse.errors import LoweringError
+from tvm_comfuse.verify.finding import Finding
+from tvm_comfuse.verify.interpreter.calls import pointee, split
+from tvm_comfuse.verify.interpreter.machine import Launch, Machine
+from tvm_comfuse.verify.interpreter.mail_calls import mail_arrays
+from tvm_comfuse.verify.interpreter.memory import Statics, Tensor, numpy_dtype, tensor_map
+from tvm_comfuse.verify.interpreter.report import HaltError, Report
+from tvm_comfuse.verify.interpreter.roles import Role, compile_roles
+from tvm_comfuse.verify.interpreter.scheduler import Scheduler
+from tvm_comfuse.verify.interpreter.tree import Buffer, Expr, Kernel, UnsupportedError, read_kernel, show
+from tvm_comfuse.verify.interpreter.values import Value
+
+Array = np.ndarray
+ENCODE = "runtime.cuTensorMapEncodeTiled"
+MAX_STEPS = 2_000_000
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave.
+
+    outputs       arrays by parameter name, of their own dtype; NaN where nothing was written
+    findings      violations, in the order they happened; empty for a right kernel
+    interleaving  digest of the order in which agents and copies went on: equal digests, equal runs
+    steps         how often the scheduler chose
+    statics       static memory of the module after the launch, to be given to the next one
+    """
+
+    outputs: dict[str, Array]
+    findings: list[Finding]
+    interleaving: str
+    steps: int
+    statics: Statics
+
+
+def interpret(
+    kernel: tirx.PrimFunc,
+    inputs: Mapping[str, Array] | Sequence[Array],
+    *,
+    seed: int = 0,
+    slow: str | None = None,
+    max_steps: int = MAX_STEPS,
+    statics: Statics | None = None,
+) -> Result:
+    """Runs the whole grid of a lowered kernel once.  See Program; use that to run one kernel several times."""
+    return Program(kernel).run(inputs, seed=seed, slow=slow, max_steps=max_steps, statics=statics)
+
+
+class Program:
+    """A lowered kernel (before TVM's own lowering of TIRx), ready to run.
+
+    Raises UnsupportedError if it has an instruction that is not modelled.
+    """
+
+    def __init__(self, kernel: tirx.PrimFunc):
+        self.kernel: Kernel = read_kernel(kernel)
+        self._roles: dict[Any, tuple[list[Role], dict[str, Any]]] = {}
+
+    def run(
+        self,
+        inputs: Mapping[str, Array] | Sequence[Array],
+        *,
+        seed: int = 0,
+        slow: str | None = None,
+        max_steps: int = MAX_STEPS,
+        statics: Statics | None = None,
+    ) -> Result:
+        """One launch.
+
+        inputs   arrays of the first parameters, or by name; the parameters without one are outputs
+        seed     of the order in which agents go on
+        slow     who goes on only if nobody else can: ``wg1``, ``cta0``, ``wg0.w2``, ``cta1.wg0``, ``load``, ``store``
+        statics  static memory that an earlier launch of the same kernel left
+        Raises LoweringError if the inputs do not fit the parameters.
+        """
+        report = Report()
+        scheduler = Scheduler(seed, slow, report, max_steps)
+        tensors, shapes = self._bind(inputs, report)
+        machine_statics = statics or Statics()
+        with np.errstate(all="ignore"):
+            try:
+                names = self._names(tensors, shapes, report)
+                roles = self._compiled(shapes, names)
+                self._launch(roles, names, Machine(self._shape(), report, scheduler, machine_statics), scheduler)
+                scheduler.run()
+                self._check_outputs(tensors, report)
+            except HaltError:
+                pass
+        outputs = {buffer.name: tensors[buffer].array for buffer in self.kernel.params if tensors[buffer].output}
+        return Result(outputs, report.findings, f"{scheduler.digest:08x}", scheduler.steps, machine_statics)
+
+    def agents(self) -> list[str]:
+        """Values of `slow` that name a warp group, warp or kind of copy of this kernel."""
+        groups = self._extent("warp_group", 1)
+        return [f"wg{group}" for group in range(groups)] + [f"wg0.w{warp}" for warp in range(4)] + ["load", "store"]
+
+    # --- parameters ---------------------------------------------------------------------------------------------------
+
+    def _bind(self, inputs: Any, report: Report) -> tuple[dict[Buffer, Tensor], dict[Any, int]]:
+        """Tensors of all parameters, values of the variables in their shapes."""
+        given = dict(inputs) if isinstance(inputs, Mapping) else {
+            buffer.name: array for buffer, array in zip(self.kernel.params, inputs, strict=False)
+        }
+        unknown = set(given) - {buffer.name for buffer in self.kernel.params}
+        if unknown:
+            raise LoweringError("inputs named like parameters", f"{sorted(unknown)}", "see the kernel's signature")
+        shapes: dict[Any, int] = {}
+        for buffer in self.kernel.params:
+            if buffer.name in given:
+                self._match(buffer, given[buffer.name], shapes)
+        tensors = {}
+        for buffer in self.kernel.params:
+            array = given.get(buffer.name)
+            if array is None:
+                shape = [shapes[e.value] if e.op == "var" else int(e.value) for e in buffer.shape]
+                array = np.full(shape, np.nan, numpy_dtype(buffer.dtype))
+            else:
+                array = np.ascontiguousarray(array)
+            tensors[buffer] = Tensor(buffer.name, array, buffer.name not in given, report)
+        return tensors, shapes
+
+    def _match(self, buffer: Buffer, array: Array, shapes: dict[Any, int]) -> None:
+        good = array.dtype == numpy_dtype(buffer.dtype) and array.ndim == len(buffer.shape)
+        for expr, extent in zip(buffer.shape, array.shape, strict=False):
+            expected = shapes.setdefault(expr.value, extent) if expr.op == "var" else expr.value
+            good = good and expected == extent
+        if not good:
+            needed = f"{buffer.name} of {buffer.dtype} and shape ({', '.join(map(show, buffer.shape))})"
+            raise LoweringError(needed, f"{array.dtype} {array.shape}", "pass inputs in the order of the parameters")
+
+    def _check_outputs(self, tensors: dict[Buffer, Tensor], report: Report) -> None:
+        for tensor in tensors.values():
+            if tensor.output and not tensor.author.all():
+                missing = np.unravel_index(int(np.argmin(tensor.author != 0)), tensor.array.shape)
+                count = int((tensor.author == 0).sum())
+                text = f"{count} of {tensor.author.size} elements are never written, the first at {[int(i) for i in missing]}"
+                report.add("output-not-written", tensor.name, text, missing=count)
+
+    # --- code ---------------------------------------------------------------------------------------------------------
+
+    def _names(self, tensors: dict[Buffer, Tensor], shapes: dict[Any, int], report: Report) -> dict[str, Any]:
+        """What generated code names: tensors and tensor maps."""
+        names: dict[str, Any] = {f"tensor_{buffer.name}": tensor for buffer, tensor in tensors.items()}
+        for stmt in self.kernel.host:
+            if stmt.kind != "eval":
+                continue
+            call = stmt.args[0]
+            if call.value != "tvm_call_packed" or call.args[0].value != ENCODE:
+                raise UnsupportedError(f"host call {show(call)}")
+            variable, dtype, rank, data, *rest = call.args[1:]
+            tensor = tensors[data.args[0].value]
+            values = [dtype.value, rank.value, *(self._number(expr, shapes) for expr in rest)]
+            names[f"map_{variable.value.name}"] = tensor_map(variable.value.name, tensor, values, report)
+        return names
+
+    def _number(self, expr: Expr, shapes: dict[Any, int]) -> int:
+        """A host expression of sizes."""
+        if expr.op == "const":
+            return int(expr.value)
+        if expr.op == "var":
+            return shapes[expr.value]
+        parts = [self._number(arg, shapes) for arg in expr.args]
+        operations: dict[str, Any] = {"*": lambda a, b: a * b, "+": lambda a, b: a + b, "-": lambda a, b: a - b, "cast": int}
+        if expr.op not in operations:
+            raise UnsupportedError(f"host expression {show(expr)}")
+        return operations[expr.op](*parts)
+
+    def _compiled(self, shapes: dict[Any, int], names: dict[str, Any]) -> list[Role]:
+        """Roles for these sizes; the tensors of this run replace those of the one that compiled them."""
+        key = tuple(sorted((variable.name, value) for variable, value in shapes.items()))
+        if key not in self._roles:
+            parameters = {variable: Value(repr(value), False, value) for variable, value in shapes.items()}
+            groups = self._extent("warp_group", 1)
+            self._roles[key] = (compile_roles(self.kernel, groups, names, parameters), names)
+        return self._roles[key][0]
+
+    # --- launch -------------------------------------------------------------------------------------------------------
+
+    def _extent(self, scope: str, default: int) -> int:
+        return next((extent for name, _, extent in self.kernel.scopes if name == scope), default)
+
+    def _shape(self) -> Launch:
+        cluster = self._extent("rank", 1)
+        ctas = self._extent("cluster", 0) * cluster or self._extent("cta", 1)
+        dynamic = [b for b in self.kernel.shared if b.scope == "shared.dyn"]
+        barriers = {b.name: b.size for b in self.kernel.shared if b.scope == "shared"}
+        shared = sum(b.size * b.item for b in dynamic)
+        if len(dynamic) > 1:
+            raise UnsupportedError(f"{len(dynamic)} arrays in dynamic shared memory")
+        return Launch(ctas, cluster, self._extent("warp_group", 1), -(-shared // 16) * 16, barriers, mail_arrays(self.kernel))
+
+    def _launch(self, roles: list[Role], names: dict[str, Any], machine: Machine, scheduler: Scheduler) -> None:
+        agents = []
+        for cta in machine.ctas:
+            for role in roles:
+                agent = machine.add_agent(cta, role.group, role.warp)
+                agent.cta_id, agent.cluster_id, agent.rank_id = cta.index, cta.index // machine.launch.cluster, cta.rank
+                role.run.__globals__.update(names)
+                agent.code = role.run(agent)
+                agents.append(agent)
+        scheduler.start(agents)
+
+
+__all__ = ["Program", "Result", "interpret", "pointee", "split"]
