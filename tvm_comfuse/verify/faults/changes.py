@@ -8,7 +8,7 @@ from typing import Any
 from tvm import tirx
 
 from tvm_comfuse.verify.faults.registry import Apply
-from tvm_comfuse.verify.faults.rewrite import Stmt, call_of, rewrite, with_argument
+from tvm_comfuse.verify.rewrite import Stmt, call_of, rewrite, with_argument
 
 Match = Callable[[Stmt], bool]
 Value = Callable[[Any], Any]

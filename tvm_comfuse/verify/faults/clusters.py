@@ -11,7 +11,7 @@ from tvm_comfuse.verify.faults.changes import argument, number, remove
 from tvm_comfuse.verify.faults.memory import LOAD
 from tvm_comfuse.verify.faults.ordering import named
 from tvm_comfuse.verify.faults.registry import add
-from tvm_comfuse.verify.faults.rewrite import Stmt, call_of, map_expr, map_exprs, name_of, rewrite
+from tvm_comfuse.verify.rewrite import Stmt, call_of, map_expr, map_exprs, name_of, rewrite
 from tvm_comfuse.verify.static.index import CLUSTER_ID, CTA_ID, TAKE
 
 POST = "comfuse_post_"

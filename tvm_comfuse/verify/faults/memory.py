@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm_comfuse.verify.faults.changes import Match, argument, number, replace
 from tvm_comfuse.verify.faults.ordering import named
 from tvm_comfuse.verify.faults.registry import add
-from tvm_comfuse.verify.faults.rewrite import Stmt, call_of, is_on, map_expr, map_exprs, name_of, with_args
+from tvm_comfuse.verify.rewrite import Stmt, call_of, is_on, map_expr, map_exprs, name_of, with_args
 from tvm_comfuse.verify.static.index import variables
 
 LOAD, STORE = "cp_async_bulk_tensor_g2s_cluster", "cp_async_bulk_tensor_s2g"

@@ -9,7 +9,7 @@ from tvm import tirx
 
 from tvm_comfuse.verify.faults.changes import replace
 from tvm_comfuse.verify.faults.registry import add
-from tvm_comfuse.verify.faults.rewrite import Stmt, call_of, map_exprs, name_of, rewrite
+from tvm_comfuse.verify.rewrite import Stmt, call_of, map_exprs, name_of, rewrite
 
 
 def _masks() -> None:

@@ -6,7 +6,7 @@ from tvm import tirx
 
 from tvm_comfuse.verify.faults.changes import Match, argument, number, remove
 from tvm_comfuse.verify.faults.registry import add
-from tvm_comfuse.verify.faults.rewrite import Stmt, name_of, rewrite, with_body
+from tvm_comfuse.verify.rewrite import Stmt, name_of, rewrite, with_body
 
 _ORDER = ("barrier_sync_count", "barrier_arrive")
 

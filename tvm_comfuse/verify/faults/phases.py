@@ -9,7 +9,7 @@ from tvm import tirx
 
 from tvm_comfuse.verify.faults.changes import Match, argument, moved, number, remove, replace
 from tvm_comfuse.verify.faults.registry import Apply, add
-from tvm_comfuse.verify.faults.rewrite import Stmt, barrier_of, contains, is_on, map_exprs, name_of, rewrite
+from tvm_comfuse.verify.rewrite import Stmt, barrier_of, contains, is_on, map_exprs, name_of, rewrite
 
 ARRIVALS = ("mbarrier_arrive", "comfuse_arrive_at")
 
