@@ -20,7 +20,7 @@ from tvm_comfuse.tir_passes.emit import operands, ring
 from tvm_comfuse.tir_passes.emit.dsl import Cell, Expr, do, either, loop, named, registers, store, u32, when
 from tvm_comfuse.tir_passes.emit.expressions import read_buffers
 from tvm_comfuse.tir_passes.emit.fragment import Fragment
-from tvm_comfuse.tir_passes.emit.geometry import Geometry, Place
+from tvm_comfuse.tir_passes.emit.geometry import CtaPlace, Geometry
 from tvm_comfuse.tir_passes.emit.instructions import opaque
 from tvm_comfuse.tir_passes.emit.mma import MainLoop
 from tvm_comfuse.tir_passes.emit.producer import b_box_rows, fill_ring, send_results
@@ -180,7 +180,7 @@ class Kernel:
         self.cta_thread = self.warp_group * WARP_GROUP + self.thread
         self.group = self.warp_group - 1
         rows = self.spec.m if self.spec.m is not None else T.cast(self.x.shape[0], "int32")
-        self.place = Place(self.geometry, cluster, rank, T.int32(rows) if isinstance(rows, int) else rows)
+        self.place = CtaPlace(self.geometry, cluster, rank, T.int32(rows) if isinstance(rows, int) else rows)
 
     def _declare_shared(self) -> None:
         self.smem = named("smem", T.alloc_buffer([self.layout.total], "uint8", scope="shared.dyn", align=ALIGNMENT))

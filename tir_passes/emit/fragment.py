@@ -54,11 +54,11 @@ class Fragment:
         block, half = divmod(index, 2)
         return block * 64 + self.warp * 16 + self.lane // 4 + half * 8
 
-    def column(self, place: Place) -> Expr:
+    def column(self, place: ElementPlace) -> Expr:
         """Column in the tile of an element's pair of neighbours (element 0)."""
         return place.chunk * 8 + self.quad_lane * 2
 
-    def accumulator(self, place: Place, element: int) -> Expr:
+    def accumulator(self, place: ElementPlace, element: int) -> Expr:
         """Register of an element."""
         return place.block * (self.tile_n // 2) + place.chunk * 4 + place.half * 2 + element
 
@@ -75,7 +75,7 @@ class Fragment:
 
 
 @dataclass(frozen=True)
-class Place:
+class ElementPlace:
     """Two neighbouring elements of a thread: box (an expression), then pair of chunks, side in the pair, block, half."""
 
     box: Expr

@@ -74,7 +74,7 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Place:
+class CtaPlace:
     """The kernel's view of itself: index expressions of one CTA."""
 
     geometry: Geometry

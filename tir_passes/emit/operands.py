@@ -12,7 +12,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from tvm_comfuse.tir_passes.emit.dsl import bound, do, f32, loop, registers, store, u32, when
-from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, Place
+from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, ElementPlace
 from tvm_comfuse.tir_passes.emit.staging import NO_TILE
 
 Expr = Any
@@ -76,11 +76,11 @@ class Inputs:
     words: dict[int, tuple[Any, str]]
     floats: dict[int, Any]
 
-    def vector(self, index: int, place: Place, element: int) -> Expr:
+    def vector(self, index: int, place: ElementPlace, element: int) -> Expr:
         """An element of an [N]-vector."""
         return self.vectors[index][place.pair - self.first, place.side * 2 + element]
 
-    def tile(self, index: int, place: Place, element: int) -> Expr:
+    def tile(self, index: int, place: ElementPlace, element: int) -> Expr:
         """An element of an [M, N] operand as float32."""
         pair = place.pair - self.first
         if index in self.floats:
@@ -153,11 +153,11 @@ class GlobalRows:
         self.column = bound("column", kernel.global_column(kernel.fragment.quad_lane * 2))
         self.bases = [bound("base", buffer.ptr_to([row, self.column])) for row in self.rows]
 
-    def address(self, place: Place) -> Expr:
+    def address(self, place: ElementPlace) -> Expr:
         """Address of two neighbours."""
         return T.handle_add_byte_offset(self.bases[place.row], place.chunk * (8 * self.size))
 
-    def inside(self, place: Place) -> Expr:
+    def inside(self, place: ElementPlace) -> Expr:
         """Whether they lie in the tensor."""
         return self.kernel.inside(self.rows[place.row], self.column + place.chunk * 8)
 
@@ -181,10 +181,10 @@ def _load_global(kernel: Any, rows: GlobalRows, box: Expr, pairs: range) -> Any:
     return floats
 
 
-def places(fragment: Any, box: Expr, pairs: range) -> list[Place]:
+def places(fragment: Any, box: Expr, pairs: range) -> list[ElementPlace]:
     """Every two neighbours in some pairs of chunks of a box, in the order of the registers of ldmatrix."""
     return [
-        Place(box, pair, side, block, half)
+        ElementPlace(box, pair, side, block, half)
         for pair in pairs
         for block in range(fragment.blocks)
         for side in range(2)

@@ -79,7 +79,7 @@ def _bring_operands(kernel: Any, step: Expr, k: Expr) -> None:
             if box == 0:
                 _await_free(kernel, group, slot, use)
                 arm(kernel.tile_full, index, kernel.layout.tile_bytes)
-            target, at = _box(kernel, step, group, slot.tile, box)
+            target, at = box_of(kernel, step, group, slot.tile, box)
             do(T.ptx[TMA_LOAD](target, _address(slot.map), *at, kernel.tile_full.ptr_to([index])))
 
 
@@ -110,14 +110,14 @@ def _send(kernel: Any, step: Expr, group: Expr, use: Expr) -> None:
     for nth, slot in enumerate(stores):
         wait(kernel.tile_ready, group, (use * len(stores) + nth) % 2)
         for box in range(kernel.plan.tile_n // ATOM_COLUMNS):
-            source, at = _box(kernel, step, group, slot.tile, box)
+            source, at = box_of(kernel, step, group, slot.tile, box)
             do(T.ptx[TMA_STORE](_address(slot.map), *at, source))
         do(T.ptx.cp.async_.bulk.commit_group())
         do(T.ptx.cp.async_.bulk.wait_group.read(0))
         arrive(kernel.tile_empty, kernel.tile_barrier(group, slot.tile))
 
 
-def _box(kernel: Any, step: Expr, group: Expr, tile: int, box: int) -> tuple[Expr, tuple[Expr, Expr]]:
+def box_of(kernel: Any, step: Expr, group: Expr, tile: int, box: int) -> tuple[Expr, tuple[Expr, Expr]]:
     """(shared address, (column, row) in the tensor) of a 64-column box of a group's tile."""
     plan = kernel.plan
     row = kernel.place.row(step) + kernel.group_row(group) * plan.tile_m
@@ -130,4 +130,4 @@ def _address(tensor_map: Any) -> Expr:
     return T.address_of(tensor_map)
 
 
-__all__ = ["b_box_rows", "b_boxes", "fill_ring", "send_results"]
+__all__ = ["b_box_rows", "b_boxes", "box_of", "fill_ring", "send_results"]

@@ -51,6 +51,8 @@ def _clear(stages: Stages, member: Any) -> None:
 
 def _columns_of(kernel: Any, part: Expr) -> Expr:
     """Columns of a part of the row that lie before N, as float32."""
+    if kernel.spec.n % kernel.plan.tile_n == 0:
+        return f32(float(kernel.plan.tile_n))
     left = T.max(T.min(kernel.spec.n - part * kernel.plan.tile_n, kernel.plan.tile_n), 0)
     return T.cast(left, "float32")
 
@@ -59,9 +61,12 @@ def _localise_mean(kernel: Any, total: Any) -> None:
     """Scales a part's sum so that `total / N`, as the expressions have it, is the mean of the part."""
     if kernel.plan.exchange == "warp":
         return
-    own = T.max(_columns_of(kernel, kernel.row_part), f32(1.0))
+    if kernel.spec.n % kernel.plan.tile_n == 0:
+        scale = f32(kernel.spec.n / kernel.plan.tile_n)
+    else:
+        scale = f32(float(kernel.spec.n)) / T.max(_columns_of(kernel, kernel.row_part), f32(1.0))
     for row in range(kernel.fragment.rows):
-        store(total, total[row] * (f32(float(kernel.spec.n)) / own), row)
+        store(total, total[row] * scale, row)
 
 
 def _across_parts(kernel: Any, stages: Stages, members: list[Any], number: Expr) -> None:

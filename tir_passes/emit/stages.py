@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 from tvm_comfuse.tir_passes.emit import operands
 from tvm_comfuse.tir_passes.emit.dsl import do, f32, registers, store, u32, unrolled
 from tvm_comfuse.tir_passes.emit.expressions import read_buffers, rebind, without_cast
-from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, Place
+from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, ElementPlace
 from tvm_comfuse.tir_passes.emit.instructions import pin
 from tvm_comfuse.tir_passes.emit.staging import NO_TILE
 
@@ -42,7 +42,7 @@ class Action:
     """
 
     block: Any
-    apply: Callable[[Place, int, Expr], None]
+    apply: Callable[[ElementPlace, int, Expr], None]
     finish: Callable[[Expr, int, int], None] | None = None
 
 
@@ -95,7 +95,7 @@ class Stages:
                 for place in operands.places(self.fragment, box, pairs):
                     self._apply(actions, place, inputs)
 
-    def _apply(self, actions: list[Action], place: Place, inputs: operands.Inputs) -> None:
+    def _apply(self, actions: list[Action], place: ElementPlace, inputs: operands.Inputs) -> None:
         for action in actions:
             for element in range(2):
                 action.apply(place, element, self._value(action.block, place, element, inputs))
@@ -110,7 +110,7 @@ class Stages:
             if any(buffer.same_as(other) for other in buffers)
         ]
 
-    def _value(self, block: Any, place: Place, element: int, inputs: operands.Inputs | None) -> Expr:
+    def _value(self, block: Any, place: ElementPlace, element: int, inputs: operands.Inputs | None) -> Expr:
         """A block's expression for one element; without inputs, one that is the same for a whole row."""
         kernel = self.kernel
 
@@ -144,7 +144,7 @@ class Stages:
     def carry(self, block: Any) -> Action:
         """The carried value of a stage takes the place of the one before."""
 
-        def apply(place: Place, element: int, value: Expr) -> None:
+        def apply(place: ElementPlace, element: int, value: Expr) -> None:
             store(self.kernel.acc, value, self.fragment.accumulator(place, element))
 
         return Action(block, apply)
@@ -152,7 +152,7 @@ class Stages:
     def accumulate(self, block: Any, op: str, target: Any) -> Action:
         """A reduction of the thread's own elements into target [rows], which must hold the identity."""
 
-        def apply(place: Place, element: int, value: Expr) -> None:
+        def apply(place: ElementPlace, element: int, value: Expr) -> None:
             if self.kernel.geometry.ragged_n:
                 at = self.kernel.global_column(self.fragment.column(place)) + element
                 value = T.if_then_else(at < self.kernel.spec.n, value, IDENTITY[op]())
@@ -166,7 +166,7 @@ class Stages:
         pair = registers([2], "float32", "result")
         words = registers([4], "uint32", "words")
 
-        def apply(place: Place, element: int, value: Expr) -> None:
+        def apply(place: ElementPlace, element: int, value: Expr) -> None:
             store(pair, value, element)
             if element == 1:
                 operands.pack(words[place.matrix], pair[0], pair[1], dtype)
@@ -184,7 +184,7 @@ class Stages:
         rows = operands.GlobalRows(kernel, output, self.step)
         pair = registers([2], "float32", "result")
 
-        def apply(place: Place, element: int, value: Expr) -> None:
+        def apply(place: ElementPlace, element: int, value: Expr) -> None:
             store(pair, value, element)
             if element == 0:
                 return
@@ -202,7 +202,7 @@ class Stages:
         """A result that has one value a row: the first lane of each quad of the first part of the row stores it."""
         kernel = self.kernel
         for row in range(self.fragment.rows):
-            value = self._value(block, Place(0, 0, 0, *divmod(row, 2)), 0, None)
+            value = self._value(block, ElementPlace(0, 0, 0, *divmod(row, 2)), 0, None)
             at = kernel.global_row(self.step, row)
             mine = T.And(self.fragment.quad_lane == 0, at < kernel.place.rows)
             with kernel.when(T.And(mine, kernel.row_part == 0)):

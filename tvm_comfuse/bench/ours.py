@@ -68,6 +68,13 @@ def compile_function(func: Any, target: Target) -> Callable[..., None]:
 
     Raises what TVM and the CUDA compiler raise.
     """
+    # the device code may be compiled at the first look at it
+    with target, own_cuda_compiler(str(target.attrs.get("arch", HOPPER_ARCH))):
+        return compile_executable(func, target)["main"]  # type: ignore[no-any-return]
+
+
+def compile_executable(func: Any, target: Target) -> Any:
+    """As compile_function, but gives TVM's executable, with the function as "main"."""
     import tvm_comfuse
 
     if is_cuda(target):
@@ -75,9 +82,7 @@ def compile_function(func: Any, target: Target) -> Callable[..., None]:
     module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     pipeline = "comfuse" if is_cuda(target) else "default"
     with target, own_cuda_compiler(str(target.attrs.get("arch", HOPPER_ARCH))):
-        executable = tvm.compile(module, target=target, tir_pipeline=pipeline)
-        # the device code may be compiled at the first look at it
-        return executable["main"]  # type: ignore[no-any-return]
+        return tvm.compile(module, target=target, tir_pipeline=pipeline)
 
 
 def only_kernel(module: tvm.IRModule) -> tuple[str, list[int]] | None:

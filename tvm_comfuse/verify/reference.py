@@ -84,7 +84,9 @@ def reference(func: tirx.PrimFunc, inputs: Sequence[Array]) -> list[Array]:
             if name == "gemm":
                 values[block.store.buffer] = x @ (w.T if spec.w_layout == "NK" else w)
                 continue
-            one_column = block.op is None and len(block.store.buffer.shape) == 2 and _is_one(block.store.buffer.shape[1])
+            one_column = (
+                block.op is None and len(block.store.buffer.shape) == 2 and _is_one(block.store.buffer.shape[1])
+            )
             shape = (x.shape[0], 1 if one_column else spec.n)
             value = np.broadcast_to(_value(block.value, values, _places(block, shape)), shape)
             reduced = value if block.op is None else _REDUCE[block.op](value, axis=1)

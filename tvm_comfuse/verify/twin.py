@@ -76,9 +76,7 @@ def _depth(plan: Plan, spec: ClusterSpec) -> int:
 
 def _plan(plan: Plan, spec: ClusterSpec) -> Plan:
     parts = _parts(plan, spec)
-    return replace(
-        plan, cluster_n=parts if plan.exchange == "cluster" else plan.cluster_n, ctas=parts * plan.cluster_m
-    )
+    return replace(plan, cluster_n=parts if plan.exchange == "cluster" else plan.cluster_n, ctas=parts * plan.cluster_m)
 
 
 def _rows(plan: Plan, spec: ClusterSpec) -> int:
@@ -140,7 +138,10 @@ class _Maker:
             attrs = {key: str(block.node.annotations[key]) for key in keys if key in block.node.annotations}
             reduce = _REDUCERS[block.op]
             return te.compute(
-                (self.m,), lambda i: reduce(self._expr(block, i, column.var), axis=column), name=name, attrs=attrs or None
+                (self.m,),
+                lambda i: reduce(self._expr(block, i, column.var), axis=column),
+                name=name,
+                attrs=attrs or None,
             )
         shape = block.store.buffer.shape
         if len(shape) == 1:

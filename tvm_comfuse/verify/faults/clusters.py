@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import tvm
 from tvm import tirx
 
 from tvm_comfuse.schedules.device import H200
-from tvm_comfuse.verify.faults.changes import argument, number, remove
+from tvm_comfuse.verify.faults.changes import argument, number, remove, replace
 from tvm_comfuse.verify.faults.memory import LOAD
 from tvm_comfuse.verify.faults.ordering import named
-from tvm_comfuse.verify.faults.registry import add
-from tvm_comfuse.verify.rewrite import Stmt, call_of, map_expr, map_exprs, name_of, rewrite
+from tvm_comfuse.verify.faults.registry import add, fault
+from tvm_comfuse.verify.rewrite import Stmt, call_of, map_expr, map_exprs, name_of, rewrite, with_args
 from tvm_comfuse.verify.static.index import CLUSTER_ID, CTA_ID, TAKE
 
 POST = "comfuse_post_"
@@ -20,6 +21,12 @@ MASK = 5
 
 
 def _barriers() -> None:
+    add(
+        "cluster-release-missing",
+        "static",
+        "arriving at the cluster barrier publishes nothing",
+        _word("release", "relaxed"),
+    )
     add("cluster-start-missing", "static", "a CTA writes to another before that is set up", _cluster_barrier(0))
     add("cluster-end-missing", "static", "a CTA leaves while others still write to it", _cluster_barrier(1))
     add(
@@ -28,6 +35,23 @@ def _barriers() -> None:
         "CTAs arrive at the cluster barrier and do not wait",
         remove(named("barrier_cluster_wait"), 0),
     )
+
+
+def _word(old: str, new: str) -> Any:
+    """Another modifier of the cluster barrier."""
+
+    def match(node: Stmt) -> bool:
+        return name_of(node) in _CLUSTER_BARRIER and any(_is_word(a, old) for a in call_of(node).args)
+
+    def change(node: Stmt) -> list[Stmt]:
+        args = [tvm.ir.StringImm(new) if _is_word(a, old) else a for a in call_of(node).args]
+        return [tirx.Evaluate(with_args(call_of(node), args))]
+
+    return replace(match, change)
+
+
+def _is_word(argument_: Any, word: str) -> bool:
+    return str(getattr(argument_, "value", "")) == word
 
 
 def _cluster_barrier(which: int) -> Any:
@@ -40,6 +64,17 @@ def _cluster_barrier(which: int) -> Any:
         return copy
 
     return apply
+
+
+def _weak_post(kernel: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """The wrapper of a post stores without an order: another thread may see half of it."""
+
+    def change(node: Stmt) -> list[Stmt]:
+        args = list(call_of(node).args)
+        source = str(args[-1].value).replace("st.relaxed.gpu.global", "st.global").replace("st.relaxed.cluster", "st")
+        return [tirx.Evaluate(with_args(call_of(node), [*args[:-1], tvm.ir.StringImm(source)]))]
+
+    return replace(lambda node: name_of(node).startswith(POST), change)(kernel)
 
 
 def _multicasts(node: Stmt) -> bool:
@@ -88,6 +123,8 @@ def _own_rank(rank: Any) -> Any:
 
 
 def _mailboxes() -> None:
+    text = "the text of a one-line CUDA wrapper is taken at its word: the sanitizers of a GPU run see it"
+    fault("post-weak", "interpreter", text)(_weak_post)
     add("mailbox-not-cleared", "interpreter", "mailboxes hold what the kernel before left", _not_cleared)
     add("tag-posted", "interpreter", "partials are posted with the next exchange's tag", _tags(POST, 1))
     add("tag-taken", "interpreter", "partials are taken by the previous exchange's tag", _tags(TAKE, -1))
@@ -99,7 +136,10 @@ def _mailboxes() -> None:
         argument(named("comfuse_post_cluster"), 2, lambda old: tirx.IntImm("uint32", 0)),
     )
     add(
-        "post-missing", "interpreter", "one row's partial is not posted", remove(lambda node: name_of(node).startswith(POST), 0)
+        "post-missing",
+        "interpreter",
+        "one row's partial is not posted",
+        remove(lambda node: name_of(node).startswith(POST), 0),
     )
 
 

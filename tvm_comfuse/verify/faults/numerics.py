@@ -66,9 +66,10 @@ def _without_shuffle(kernel: tirx.PrimFunc) -> tirx.PrimFunc | None:
 
 def _weights(kernel: tirx.PrimFunc) -> tirx.PrimFunc | None:
     def change(node: Any) -> Any:
-        # max(min(N - part * tile_n, tile_n), 0) -> tile_n
+        # max(min(N - part * tile_n, tile_n), 0) -> tile_n, which is the same where tile_n divides N
         if isinstance(node, tirx.Max) and isinstance(node.a, tirx.Min) and isinstance(node.a.b, tirx.IntImm):
-            return node.a.b
+            left, tile = node.a.a, node.a.b
+            return tile if isinstance(left, tirx.Sub) and int(left.a) % int(tile) else None
         return None
 
     return map_exprs(kernel, change, lambda node: isinstance(node, tirx.BufferStore))

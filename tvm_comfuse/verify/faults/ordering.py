@@ -43,6 +43,12 @@ def _asynchronous() -> None:
         argument(named("wgmma_wait_group"), 0, number(lambda count: 2), 0),
     )
     add(
+        "pin-missing",
+        "static",
+        "the compiler may read accumulators before the wait for their products",
+        remove(lambda node: name_of(node) == "comfuse_pin" and _indexed(node)),
+    )
+    add(
         "bulk-commit-missing",
         "static",
         "stores of a result are not committed",
@@ -67,6 +73,11 @@ def _asynchronous() -> None:
         remove(named("fence_mbarrier_init")),
     )
     add("prologue-sync-missing", "static", "no CTA barrier behind the prologue", remove(named("cta_sync"), 0))
+
+
+def _indexed(node: Stmt) -> bool:
+    """Whether it is the pin of an array's element in a loop, as that of the accumulators."""
+    return not isinstance(node.value.args[1].indices[0], tirx.IntImm)
 
 
 def _turns() -> None:

@@ -1,7 +1,7 @@
 """An interpreter for lowered kernels: numbers, and every rule that the kernel's protocol must keep.
 
-    result = interpret(kernel, [x, w, bias], seed=3, slow="wg0")
-    result.outputs["y"], result.findings
+result = interpret(kernel, [x, w, bias], seed=3, slow="wg0")
+result.outputs["y"], result.findings
 """
 
 from __future__ import annotations

@@ -55,6 +55,8 @@ class MBarrier(Waitable):
         self.fenced = False
         self.carries_bytes = False
         self.passed_fresh: list[str] = []
+        #: who waited for the last complete phase: (phase, label, components, clocks)
+        self.waits: list[tuple[int, str, Array, Array]] = []
 
     @property
     def place(self) -> str:
@@ -66,15 +68,22 @@ class MBarrier(Waitable):
         if self.initialised is not None:
             self.report.add("barrier-init", self.place, "is initialised twice")
         if not 0 < count <= MOST_ARRIVALS:
-            self.report.add("barrier-init", self.place, f"an arrival count of {count}; 1 to {MOST_ARRIVALS} are allowed", count=count)
+            self.report.add(
+                "barrier-init",
+                self.place,
+                f"an arrival count of {count}; 1 to {MOST_ARRIVALS} are allowed",
+                count=count,
+            )
         self.initialised = epoch
         self.expected = self.pending = count
 
     def arrive(self, who: str, count: int) -> None:
         """`count` arrivals."""
         if count > self.pending:
-            text = f"{who} arrives {count} times on phase {self.phase}, which expects only {self.pending} more of {self.expected}"
-            self.report.fatal("arrival-overflow", self.place, text, expected=self.expected, pending=self.pending, count=count)
+            text = f"{who} arrives {count} times on phase {self.phase}, which lacks {self.pending} of {self.expected} arrivals"
+            self.report.fatal(
+                "arrival-overflow", self.place, text, expected=self.expected, pending=self.pending, count=count
+            )
         self.pending -= count
         self._settle()
 
@@ -86,8 +95,8 @@ class MBarrier(Waitable):
         """Bytes of a load that was issued for `phase` have landed."""
         if phase != self.phase:
             text = (
-                f"{count} bytes of a load issued for phase {phase} land in phase {self.phase}: phase {phase} was not armed with "
-                "all bytes that are loaded in it"
+                f"{count} bytes of a load issued for phase {phase} land in phase {self.phase}: it was not armed "
+                f"with all bytes that are loaded in phase {phase}"
             )
             self.report.add("transaction-bytes", self.place, text, bytes=count, phase=phase, now=self.phase)
         self._bytes(-count)
@@ -105,12 +114,32 @@ class MBarrier(Waitable):
             self.report.fatal("transaction-bytes", self.place, text, bytes=self.bytes)
 
     def _settle(self) -> None:
+        if self.pending == 0 and self.bytes < 0:
+            text = f"{-self.bytes} more bytes land in phase {self.phase} than all its arrivals announced: it never ends"
+            self.report.add("transaction-bytes", self.place, text, bytes=self.bytes, phase=self.phase)
         if self.pending == 0 and self.bytes == 0 and self.expected:
             self.phase += 1
             self.pending = self.expected
             self.joined.complete()
             self.joined.ready[:, self.component] = self.phase
+            self._check_waits()
             self.wake()
+
+    def waited(self, who: str, components: Array, clocks: Array) -> None:
+        """Somebody's wait was satisfied by the last complete phase."""
+        self.waits.append((self.phase - 1, who, components, clocks))
+
+    def _check_waits(self) -> None:
+        """Whoever waited for phase p must have done so before phase p + 1 could end: else a late wait misses phase p, and
+        would wait for phase p + 2."""
+        for phase, who, components, clocks in self.waits:
+            if phase == self.phase - 2 and (self.joined.ready[0][components] < clocks).any():
+                text = (
+                    f"phase {phase + 1} can end before {who} has waited for phase {phase}: had it come later, it would have "
+                    f"missed that phase and waited for phase {phase + 2}"
+                )
+                self.report.add("missed-phase", f"{who}, {self.place}", text, phase=phase)
+        self.waits = [wait for wait in self.waits if wait[0] >= self.phase - 1]
 
     def passes(self, parity: int) -> bool:
         """try_wait.parity: whether the phase of that parity is complete."""
@@ -118,9 +147,8 @@ class MBarrier(Waitable):
 
     def state(self) -> str:
         """For a message about a deadlock."""
-        return (
-            f"phase {self.phase} lacks {self.pending} of {self.expected} arrivals"
-            + (f" and {self.bytes} bytes" if self.bytes else "")
+        return f"phase {self.phase} lacks {self.pending} of {self.expected} arrivals" + (
+            f" and {self.bytes} bytes" if self.bytes else ""
         )
 
 

@@ -55,13 +55,17 @@ class Calls(Expressions):
         method = getattr(self, name.replace(".", "_"), None)
         if method is None and name.startswith("ptx.wgmma_"):
             method = self.ptx_wgmma
+        if "prefetch" in name:
+            return  # a hint: moves nothing that anybody can see
         if method is None:
             raise UnsupportedError(f"instruction {name}")
         method(call, context)
 
     def text(self, call: Expr, operands: list[Expr]) -> str:
         """An instruction for messages, as source text of a string."""
-        return repr(f"{str(call.value).removeprefix('ptx.').removeprefix('cuda.')}({', '.join(map(show, operands))})"[:120])
+        return repr(
+            f"{str(call.value).removeprefix('ptx.').removeprefix('cuda.')}({', '.join(map(show, operands))})"[:120]
+        )
 
     # --- operands -----------------------------------------------------------------------------------------------------
 
@@ -84,7 +88,9 @@ class Calls(Expressions):
             return Pointer(base.buffer, leading, self.narrowed(base.offset, context))
         if expr.op == "call" and expr.value == "handle_add_byte_offset":
             base, more = self.pointer(expr.args[0], context), self.value(expr.args[1], context)
-            return Pointer(base.buffer, base.leading, self.made(f"({base.offset.code} + {more.code})", [base.offset, more]))
+            return Pointer(
+                base.buffer, base.leading, self.made(f"({base.offset.code} + {more.code})", [base.offset, more])
+            )
         if expr.op == "call" and expr.value in WRAPPERS:
             return self.pointer(expr.args[0], context)
         if expr.op != "load" or expr.value.scope not in ("global", "shared.dyn"):
@@ -111,7 +117,9 @@ class Calls(Expressions):
         def kept(value: Value) -> Value:
             return value if value.is_known else Value(self.temporary(value.code, "p"), value.varying)
 
-        self.pointers[variable] = Pointer(pointer.buffer, [kept(part) for part in pointer.leading], kept(pointer.offset))
+        self.pointers[variable] = Pointer(
+            pointer.buffer, [kept(part) for part in pointer.leading], kept(pointer.offset)
+        )
 
     def shared(self, expr: Expr, context: Context) -> str:
         """Source of the byte address in shared memory an operand holds."""
@@ -122,7 +130,9 @@ class Calls(Expressions):
 
     def element(self, pointer: Pointer) -> tuple[str, bool]:
         """Source of (tensor, indices) of an address in global memory, and whether it differs between lanes."""
-        indices = ", ".join([*(part.code for part in pointer.leading), f"{pointer.offset.code} // {pointer.buffer.item}"])
+        indices = ", ".join(
+            [*(part.code for part in pointer.leading), f"{pointer.offset.code} // {pointer.buffer.item}"]
+        )
         varying = any(part.varying for part in (*pointer.leading, pointer.offset))
         return f"{self.tensors[pointer.buffer]}, ({indices},)", varying
 
@@ -220,7 +230,9 @@ class Calls(Expressions):
         smem, tensor_map, column, row, barrier = operands[:5]
         at = f"({self.code(column, context)}, {self.code(row, context)})"
         targets = self.code(operands[5], context) if multicast else "None"
-        arguments = f"{self.tensor_map(tensor_map)}, {at}, {self.shared(smem, context)}, ({self.mbarrier(barrier, context)})"
+        arguments = (
+            f"{self.tensor_map(tensor_map)}, {at}, {self.shared(smem, context)}, ({self.mbarrier(barrier, context)})"
+        )
         self.emit("yield None")
         self.emit(f"ag.tma_load({arguments}, {targets}, {context.argument}, {self.text(call, [smem, tensor_map])})")
 
@@ -248,7 +260,9 @@ class Calls(Expressions):
         (cell, address, *fields), _ = split(call)
         numbers = ", ".join(self.code(field, context) for field in fields)
         where = self.text(call, [address])
-        self.put(cell, f"ag.encode({self.shared(address, context)}, {numbers}, {context.argument}, {where})", context, False)
+        self.put(
+            cell, f"ag.encode({self.shared(address, context)}, {numbers}, {context.argument}, {where})", context, False
+        )
 
     def ptx_wgmma_fence(self, call: Expr, context: Context) -> None:
         self.emit(f"ag.wgmma_fence({context.argument}, 'wgmma.fence')")

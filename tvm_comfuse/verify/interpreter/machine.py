@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -96,9 +95,15 @@ class Cta:
         late = np.flatnonzero(self.touched > self.known)
         if len(late):
             who = agent.machine.components.name(int(late[0]))
-            self.report.add("exited-cta", where, f"exits and nothing orders the signals or writes of {who} to it before that")
+            self.report.add(
+                "exited-cta", where, f"exits and nothing orders the signals or writes of {who} to it before that"
+            )
         if self.inbound:
-            self.report.add("exited-cta", where, f"exits with {self.inbound} loads still on their way to its shared memory")
+            self.report.add(
+                "exited-cta", where, f"exits with {self.inbound} loads still on their way to its shared memory"
+            )
+        if all(cta.exited for cta in self.cluster.ctas):
+            agent.scheduler.admit()
         for barrier in self.named:
             if barrier.arrived:
                 text = f"{barrier.arrived} of {barrier.count} threads have arrived when the CTA exits"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+
 from tvm_comfuse.errors import LoweringError
 from tvm_comfuse.verify.interpreter.calls import Calls
 from tvm_comfuse.verify.interpreter.expressions import Context
@@ -33,7 +34,9 @@ class MailCalls(Calls):
         slot, *others = call.args
         rank, value, tag = (self.code(expr, context) for expr in others)
         where = self.text(call, [slot])
-        self.emit(f"yield from ag.post_cluster({self.shared(slot, context)}, {rank}, {value}, {tag}, {context.argument}, {where})")
+        self.emit(
+            f"yield from ag.post_cluster({self.shared(slot, context)}, {rank}, {value}, {tag}, {context.argument}, {where})"
+        )
 
     def func_comfuse_post_grid(self, call: Expr, context: Context) -> None:
         slot, *others = call.args

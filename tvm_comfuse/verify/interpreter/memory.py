@@ -91,7 +91,9 @@ class TensorMap:
         box = np.zeros((self.box_rows, self.box_columns), self.tensor.array.dtype)
         rows, columns = self.clip(column, row)
         if rows.stop > rows.start and columns.stop > columns.start:
-            box[rows.start - row : rows.stop - row, columns.start - column : columns.stop - column] = self.tensor.array[rows, columns]
+            box[rows.start - row : rows.stop - row, columns.start - column : columns.stop - column] = self.tensor.array[
+                rows, columns
+            ]
         return self._permute(box.view(np.uint8).reshape(self.box_rows, -1), address)
 
     def store(self, data: Array, column: int, row: int, address: int, author: int, who: str, where: str) -> None:
@@ -125,9 +127,12 @@ def tensor_map(name: str, tensor: Tensor, values: list[Any], report: Report) -> 
         "the tensor's dtype": numpy_dtype(dtype) == tensor.array.dtype,
         "the tensor's shape": tensor.array.shape == (rows, columns) and stride == columns * SIZES[dtype],
         f"strides that are multiples of {STRIDE_UNIT}": stride % STRIDE_UNIT == 0,
-        f"boxes of 1 to {MOST_BOX_ELEMENTS} elements along each axis": 0 < max(box_rows, box_columns) <= MOST_BOX_ELEMENTS,
+        f"boxes of 1 to {MOST_BOX_ELEMENTS} elements along each axis": 0
+        < max(box_rows, box_columns)
+        <= MOST_BOX_ELEMENTS,
         "element strides of 1 and no interleave": list(steps[:3]) == [1, 1, 0],
-        "128-byte swizzle of boxes 128 bytes wide, or none": steps[3] == SWIZZLE_NONE or (steps[3] == SWIZZLE_128B and width == ROW),
+        "128-byte swizzle of boxes 128 bytes wide, or none": steps[3] == SWIZZLE_NONE
+        or (steps[3] == SWIZZLE_128B and width == ROW),
     }
     for rule, holds in right.items():
         if not holds:

@@ -36,11 +36,20 @@ class AsyncOps(BarrierOps):
         unit = GRANULE if tensor_map.swizzle == SWIZZLE_NONE else ROW
         if start < 0 or start + size > len(cta.bytes) or start % unit:
             text = f"{where}: a box of {size} bytes at {start} of {len(cta.bytes)} bytes of shared memory; aligned to {unit}"
-            self.report.fatal("shared-bounds", f"{self.label}, {where}", text, start=start, size=size, limit=len(cta.bytes))
+            self.report.fatal(
+                "shared-bounds", f"{self.label}, {where}", text, start=start, size=size, limit=len(cta.bytes)
+            )
         return start, slice(start // GRANULE, -(-(start + size) // GRANULE))
 
     def tma_load(
-        self, tensor_map: TensorMap, at: tuple, address: Any, barrier: tuple, targets: Any, mask: Any, where: str
+        self,
+        tensor_map: TensorMap,
+        at: tuple[Any, Any],
+        address: Any,
+        barrier: tuple[str, Any],
+        targets: Any,
+        mask: Any,
+        where: str,
     ) -> None:
         """cp.async.bulk.tensor from global to shared memory.
 
@@ -56,7 +65,7 @@ class AsyncOps(BarrierOps):
         for rank in ranks:
             cta = self.peer(rank, where)
             start, granules = self._box(cta, tensor_map, address, mask, where)
-            gate = self.barrier(*barrier, mask, where, rank)
+            gate = self.barrier(barrier[0], barrier[1], mask, where, rank)
             self._usable(gate, mask, where, True)
             who = f"{self.label} to cta {cta.index}" if rank != self.cta.rank else self.label
             cta.shadow.async_write(who, self.seen(mask), granules, gate.component, gate.phase + 1, where)
@@ -76,7 +85,7 @@ class AsyncOps(BarrierOps):
             text = f"{where}: a load into cta {cta.index}, which has exited"
             self.report.add("exited-cta", f"{self.label}, {where}", text, cta=cta.index)
 
-    def tma_store(self, tensor_map: TensorMap, at: tuple, address: Any, mask: Any, where: str) -> None:
+    def tma_store(self, tensor_map: TensorMap, at: tuple[Any, Any], address: Any, mask: Any, where: str) -> None:
         """cp.async.bulk.tensor from shared to global memory."""
         column, row = (self.one(index, mask, where) for index in at)
         start, granules = self._box(self.cta, tensor_map, address, mask, where)
@@ -123,7 +132,10 @@ class AsyncOps(BarrierOps):
         for warp in range(self.warps):
             pending = len(self.groups[warp]) - int(self.vc[warp, self.bulk[warp]])
             if pending > 0 or self.uncommitted[warp]:
-                text = f"exits with {max(pending, 0)} groups of TMA stores not waited for and {len(self.uncommitted[warp])} not committed"
+                rest = len(self.uncommitted[warp])
+                text = (
+                    f"exits with {max(pending, 0)} groups of TMA stores not waited for and {rest} stores not committed"
+                )
                 self.report.add("store-not-awaited", self.label, text, groups=pending)
 
 

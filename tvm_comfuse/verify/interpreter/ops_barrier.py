@@ -107,11 +107,26 @@ class BarrierOps(State):
         barrier = self.barrier(name, index, mask, where)
         phase_parity = self.one(parity, mask, where)
         self._usable(barrier, mask, where, False)
+        if not barrier.passes(phase_parity):
+            self._not_missed(barrier, mask, phase_parity, where)
         while not barrier.passes(phase_parity):
             self.waiting = lambda: f"for parity {phase_parity} of {barrier.place} ({where}): {barrier.state()}"
             yield barrier
         self._right_phase(barrier, mask, phase_parity, where)
         self.acquire(mask, barrier.joined)
+        rows = self.rows(mask)
+        barrier.waited(f"{self.label}, {where}", self.comp[rows], self.vc[rows, self.comp[rows]])
+
+    def _not_missed(self, barrier: MBarrier, mask: Any, parity: int, where: str) -> None:
+        """A wait for a phase that is over, and the next one too, waits for the one after that."""
+        done, known = barrier.phase, int(self.vc[self.rows(mask), barrier.component].min())
+        if done - known >= 2 and known % 2 == parity:
+            text = (
+                f"{where} for parity {parity} comes after the end of phases {known} and {known + 1}: it misses phase {known} "
+                f"and waits for phase {done}"
+            )
+            numbers = {"parity": parity, "complete": done, "known": known}
+            self.report.add("missed-phase", f"{self.label}, {where}, {barrier.place}", text, **numbers)
 
     def _right_phase(self, barrier: MBarrier, mask: Any, parity: int, where: str) -> None:
         """A parity tells two neighbouring phases apart and no more: the waiter must know all phases but one."""
@@ -126,14 +141,14 @@ class BarrierOps(State):
                 barrier.passed_fresh.append(self.label)
         elif known >= done:
             text = (
-                f"{where} for parity {parity} is satisfied by phase {done - 1}, whose end the waiter knew before: it does not wait "
-                f"for phase {done + 1}, which has the same parity"
+                f"{where} for parity {parity} is satisfied by phase {done - 1}, whose end the waiter knew before: it does "
+                f"not wait for phase {done + 1}, which has the same parity"
             )
             self.report.add("phase-aliasing", place, text, **numbers)
         elif known < done - 1:
             text = (
-                f"{where} for parity {parity} is satisfied by phase {done - 1}, but nothing orders phase {done - 2} before the wait "
-                f"(the waiter knows {known} complete phases): had it come earlier, phase {done - 3} would have let it pass"
+                f"{where} for parity {parity} is satisfied by phase {done - 1}, but nothing orders phase {done - 2} before "
+                f"the wait (the waiter knows {known} complete phases): had it come earlier, phase {done - 3} would have let it pass"
             )
             self.report.add("phase-aliasing", place, text, **numbers)
 
@@ -166,7 +181,9 @@ class BarrierOps(State):
         """The named barrier of that number."""
         index = 0 if number is None else int(number)
         if not 0 <= index < len(self.cta.named):
-            self.report.fatal("barrier-count", f"{self.label}, {where}", f"named barrier {index}; there are {len(self.cta.named)}")
+            self.report.fatal(
+                "barrier-count", f"{self.label}, {where}", f"named barrier {index}; there are {len(self.cta.named)}"
+            )
         return self.cta.named[index]
 
     def cluster_arrive(self, mask: Any, where: str) -> Steps:

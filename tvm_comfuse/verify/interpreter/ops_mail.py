@@ -19,7 +19,9 @@ WORD, TAG_SHIFT = 8, 32
 
 
 def _mail(value: Any, tag: Any, count: int) -> Array:
-    bits = np.ascontiguousarray(np.broadcast_to(np.asarray(value, np.float32), (count,))).view(np.uint32).astype(np.uint64)
+    bits = (
+        np.ascontiguousarray(np.broadcast_to(np.asarray(value, np.float32), (count,))).view(np.uint32).astype(np.uint64)
+    )
     tags = np.broadcast_to(np.asarray(tag).astype(np.uint64), (count,))
     return tags << np.uint64(TAG_SHIFT) | bits
 
@@ -94,7 +96,9 @@ class MailOps(BarrierOps, MemoryOps):
         yield None
         places = [self._slots(name, index, mask, where) for index in indices]
         lanes = places[0][0]
-        got = yield from self._take(self.machine.mail[name], [at for _, at in places], tag, lanes, self.machine.posted, where)
+        got = yield from self._take(
+            self.machine.mail[name], [at for _, at in places], tag, lanes, self.machine.posted, where
+        )
         return [self._spread(values, lanes, mask) for values in got]
 
     def _slots(self, name: str, index: Any, mask: Any, where: str) -> tuple[Array, Array]:
@@ -103,13 +107,17 @@ class MailOps(BarrierOps, MemoryOps):
         limit = len(self.machine.mail[name])
         if len(at) and (at.min() < 0 or at.max() >= limit):
             text = f"{where}: mail slot {int(at.min())}..{int(at.max())} of {limit}"
-            self.report.fatal("global-bounds", f"{self.label}, {where}", text, low=int(at.min()), high=int(at.max()), extent=limit)
+            self.report.fatal(
+                "global-bounds", f"{self.label}, {where}", text, low=int(at.min()), high=int(at.max()), extent=limit
+            )
         return lanes, at
 
     def tag_base(self, name: str, mask: Any) -> int:
         """The tag behind those of earlier launches."""
         rows = self.rows(mask)
-        self.machine.tag_readers.extend(zip(self.comp[rows].tolist(), self.vc[rows, self.comp[rows]].tolist(), strict=True))
+        self.machine.tag_readers.extend(
+            zip(self.comp[rows].tolist(), self.vc[rows, self.comp[rows]].tolist(), strict=True)
+        )
         return self.machine.statics.words(name)[0]
 
     def leave_grid(self, name: str, ctas: Any, tags: Any, mask: Any, where: str) -> None:

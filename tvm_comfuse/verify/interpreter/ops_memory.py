@@ -24,7 +24,9 @@ class MemoryOps(State):
         at = address[lanes] if isinstance(address, np.ndarray) else np.full(len(lanes), address)
         if len(at) and (at.min() < 0 or at.max() + size > len(self.cta.bytes) or (at % size).any()):
             text = f"{where}: {size} bytes at {int(at.min())}..{int(at.max())} of {len(self.cta.bytes)} bytes of shared memory"
-            self.report.fatal("shared-bounds", f"{self.label}, {where}", text, low=int(at.min()), high=int(at.max()), size=size)
+            self.report.fatal(
+                "shared-bounds", f"{self.label}, {where}", text, low=int(at.min()), high=int(at.max()), size=size
+            )
         return lanes, at
 
     def _spread(self, values: Array, lanes: Array, mask: Any) -> Any:
@@ -78,7 +80,9 @@ class MemoryOps(State):
         source = lane // WARP * WARP + lane % WARP // 4 + np.arange(count)[:, None] * MATRIX_LANES
         return address[source] // 4 + lane % 4
 
-    def load_global(self, tensor: Tensor, indices: tuple, count: int, mask: Any, where: str, dtype: Any = None) -> list[Any]:
+    def load_global(
+        self, tensor: Tensor, indices: tuple, count: int, mask: Any, where: str, dtype: Any = None
+    ) -> list[Any]:
         """`count` neighbouring elements per lane; dtype: read them as words of that type instead."""
         lanes = self.active(mask)
         if not len(lanes):
@@ -99,7 +103,9 @@ class MemoryOps(State):
         at = tensor.flatten(chosen, self.label, where, count)
         at = at if isinstance(at, np.ndarray) else np.full(len(lanes), at)
         if (at % count).any():
-            self.report.add("global-bounds", f"{self.label}, {where}", f"{where}: an address that is not aligned to the access")
+            self.report.add(
+                "global-bounds", f"{self.label}, {where}", f"{where}: an address that is not aligned to the access"
+            )
         return at
 
     def _words(self, tensor: Tensor, at: Array, parts: int, number: int, dtype: Any) -> Array:
@@ -107,7 +113,9 @@ class MemoryOps(State):
         pieces = np.stack([raw[at + number * parts + i] for i in range(parts)], -1)
         return np.ascontiguousarray(pieces).view(dtype).reshape(-1)
 
-    def store_global(self, tensor: Tensor, indices: tuple, values: list[Any], mask: Any, where: str, dtype: Any = None) -> None:
+    def store_global(
+        self, tensor: Tensor, indices: tuple, values: list[Any], mask: Any, where: str, dtype: Any = None
+    ) -> None:
         """Neighbouring elements per lane, given as elements or as words of another type."""
         lanes = self.active(mask)
         if not len(lanes):

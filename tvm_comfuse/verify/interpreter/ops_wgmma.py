@@ -67,6 +67,9 @@ class WgmmaOps(State):
         self.issued: list[Product] = []
         self.flying: list[list[Product]] = []
         self.committed = 0
+        #: what all warps knew when they issued the products of each group: a product is complete only if all have issued it
+        self.issue_order = np.zeros((2, self.vc.shape[1]), np.int32)
+        self.group_orders: list[Array] = []
         #: whether a wgmma may read registers that other instructions wrote; wgmma.fence ends that
         self.need_fence = True
 
@@ -79,7 +82,7 @@ class WgmmaOps(State):
         """The matrix descriptor of a shared-memory address."""
         start = self.one(address, mask, where)
         if int(swizzle) != SWIZZLE_128B or start % UNIT or not 0 <= start < len(self.cta.bytes):
-            text = f"{where}: swizzle {int(swizzle)}, address {start}; needs the 128-byte swizzle and a multiple of 16 in bounds"
+            text = f"{where}: swizzle {int(swizzle)}, address {start}; needs the 128-byte swizzle, a multiple of 16 in bounds"
             self.report.fatal("matrix-descriptor", f"{self.label}, {where}", text, address=start, swizzle=int(swizzle))
         return start // UNIT | int(leading) << LEADING | int(stride) << STRIDE | int(swizzle) << SWIZZLE
 
@@ -89,7 +92,16 @@ class WgmmaOps(State):
         self.need_fence = False
 
     def wgmma_issue(
-        self, cells: Array, first: int, valid: list, columns: int, operands: tuple, add: Any, half: str, mask: Any, where: str
+        self,
+        cells: Array,
+        first: int,
+        valid: list,
+        columns: int,
+        operands: tuple,
+        add: Any,
+        half: str,
+        mask: Any,
+        where: str,
     ) -> None:
         """wgmma.mma_async m64n`columns`k16: operands (a, transposed a, b, transposed b) are descriptors."""
         self.aligned(mask, where, True)
@@ -107,6 +119,7 @@ class WgmmaOps(State):
                 text = f"{where}: reads byte {int(granules[-1]) * UNIT} of {len(self.cta.bytes)} bytes of shared memory"
                 self.report.fatal("shared-bounds", f"{self.label}, {where}", text, byte=int(granules[-1]) * UNIT)
             self.cta.shadow.async_read(self.label, self.seen(mask), granules, self.wgmma, self.committed + 1, where)
+        np.maximum(self.issue_order, (self.vc.max(0), self.fenced.max(0)), out=self.issue_order)
         dtype = ml_dtypes.bfloat16 if half == "bf16" else np.float16
         self.issued.append(Product(cells, first, valid, columns, a, b, dtype, bool(add)))
         valid[first : first + columns // 2] = [True] * (columns // 2)
@@ -116,6 +129,8 @@ class WgmmaOps(State):
         self.aligned(mask, where, True)
         self.committed += 1
         self.flying.append(self.issued)
+        self.group_orders.append(self.issue_order.copy())
+        self.tick(self.every_row)
         self.issued = []
 
     def wgmma_wait(self, most: Any, mask: Any, where: str) -> None:
@@ -124,6 +139,9 @@ class WgmmaOps(State):
         while len(self.flying) > int(most):
             for product in self.flying.pop(0):
                 self._multiply(product)
+            order = self.group_orders.pop(0)
+            np.maximum(self.vc, order[0], out=self.vc)
+            np.maximum(self.fenced, order[1], out=self.fenced)
         self.vc[:, self.wgmma] = self.committed - len(self.flying)
 
     def _multiply(self, product: Product) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from tvm_comfuse.verify.interpreter.calls import pointee, split
 from tvm_comfuse.verify.interpreter.expressions import Context
+from tvm_comfuse.verify.interpreter.scheduler import GENERATED
 from tvm_comfuse.verify.interpreter.state import WARP
 from tvm_comfuse.verify.interpreter.statements import Statements
 from tvm_comfuse.verify.interpreter.tree import Buffer, Expr, Kernel, Stmt
@@ -138,6 +139,6 @@ class _Compiler:
             head.append(f"  {scope}_id = ag.{scope}_id")
         source = "\n".join([*head, *writer.lines]) + "\n"
         scope_names = writer.names
-        name = f"<warp group {self.group}" + (">" if self.warp is None else f" warp {self.warp}>")
+        name = f"{GENERATED} {self.group}" + (">" if self.warp is None else f" warp {self.warp}>")
         exec(compile(source, name, "exec"), scope_names)
         return Role(self.group, self.warp, scope_names["role"], source)

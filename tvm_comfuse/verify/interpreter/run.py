@@ -11,7 +11,6 @@ from tvm import tirx
 
 from tvm_comfuse.errors import LoweringError
 from tvm_comfuse.verify.finding import Finding
-from tvm_comfuse.verify.interpreter.calls import pointee, split
 from tvm_comfuse.verify.interpreter.machine import Launch, Machine
 from tvm_comfuse.verify.interpreter.mail_calls import mail_arrays
 from tvm_comfuse.verify.interpreter.memory import Statics, Tensor, numpy_dtype, tensor_map
@@ -51,10 +50,11 @@ def interpret(
     seed: int = 0,
     slow: str | None = None,
     max_steps: int = MAX_STEPS,
+    resident: int | None = None,
     statics: Statics | None = None,
 ) -> Result:
     """Runs the whole grid of a lowered kernel once.  See Program; use that to run one kernel several times."""
-    return Program(kernel).run(inputs, seed=seed, slow=slow, max_steps=max_steps, statics=statics)
+    return Program(kernel).run(inputs, seed=seed, slow=slow, max_steps=max_steps, resident=resident, statics=statics)
 
 
 class Program:
@@ -65,6 +65,10 @@ class Program:
 
     def __init__(self, kernel: tirx.PrimFunc):
         self.kernel: Kernel = read_kernel(kernel)
+        if not self.kernel.device:
+            raise LoweringError(
+                "a lowered kernel", f"{kernel.attrs} without device code", "lower it with tir_passes.lower"
+            )
         self._roles: dict[Any, tuple[list[Role], dict[str, Any]]] = {}
 
     def run(
@@ -74,14 +78,18 @@ class Program:
         seed: int = 0,
         slow: str | None = None,
         max_steps: int = MAX_STEPS,
+        resident: int | None = None,
         statics: Statics | None = None,
     ) -> Result:
         """One launch.
 
-        inputs   arrays of the first parameters, or by name; the parameters without one are outputs
-        seed     of the order in which agents go on
-        slow     who goes on only if nobody else can: ``wg1``, ``cta0``, ``wg0.w2``, ``cta1.wg0``, ``load``, ``store``
-        statics  static memory that an earlier launch of the same kernel left
+        inputs     arrays of the first parameters, or by name; the parameters without one are outputs
+        seed       of the order in which agents go on
+        slow       who goes on only if nobody else can: ``wg1``, ``cta0``, ``wg0.w2``, ``cta1.wg0``, ``load``, ``store``
+        max_steps  choices of the scheduler after which the run ends with a finding
+        resident   clusters (CTAs, without clusters) that the GPU runs at the same time; others begin when some have left.
+                   None: all of them
+        statics    static memory that an earlier launch of the same kernel left
         Raises LoweringError if the inputs do not fit the parameters.
         """
         report = Report()
@@ -92,9 +100,11 @@ class Program:
             try:
                 names = self._names(tensors, shapes, report)
                 roles = self._compiled(shapes, names)
-                self._launch(roles, names, Machine(self._shape(), report, scheduler, machine_statics), scheduler)
-                scheduler.run()
-                self._check_outputs(tensors, report)
+                self._launch(
+                    roles, names, Machine(self._shape(), report, scheduler, machine_statics), scheduler, resident
+                )
+                if scheduler.run():
+                    self._check_outputs(tensors, report)
             except HaltError:
                 pass
         outputs = {buffer.name: tensors[buffer].array for buffer in self.kernel.params if tensors[buffer].output}
@@ -109,9 +119,11 @@ class Program:
 
     def _bind(self, inputs: Any, report: Report) -> tuple[dict[Buffer, Tensor], dict[Any, int]]:
         """Tensors of all parameters, values of the variables in their shapes."""
-        given = dict(inputs) if isinstance(inputs, Mapping) else {
-            buffer.name: array for buffer, array in zip(self.kernel.params, inputs, strict=False)
-        }
+        given = (
+            dict(inputs)
+            if isinstance(inputs, Mapping)
+            else {buffer.name: array for buffer, array in zip(self.kernel.params, inputs, strict=False)}
+        )
         unknown = set(given) - {buffer.name for buffer in self.kernel.params}
         if unknown:
             raise LoweringError("inputs named like parameters", f"{sorted(unknown)}", "see the kernel's signature")
@@ -171,7 +183,12 @@ class Program:
         if expr.op == "var":
             return shapes[expr.value]
         parts = [self._number(arg, shapes) for arg in expr.args]
-        operations: dict[str, Any] = {"*": lambda a, b: a * b, "+": lambda a, b: a + b, "-": lambda a, b: a - b, "cast": int}
+        operations: dict[str, Any] = {
+            "*": lambda a, b: a * b,
+            "+": lambda a, b: a + b,
+            "-": lambda a, b: a - b,
+            "cast": int,
+        }
         if expr.op not in operations:
             raise UnsupportedError(f"host expression {show(expr)}")
         return operations[expr.op](*parts)
@@ -198,18 +215,20 @@ class Program:
         shared = sum(b.size * b.item for b in dynamic)
         if len(dynamic) > 1:
             raise UnsupportedError(f"{len(dynamic)} arrays in dynamic shared memory")
-        return Launch(ctas, cluster, self._extent("warp_group", 1), -(-shared // 16) * 16, barriers, mail_arrays(self.kernel))
+        return Launch(
+            ctas, cluster, self._extent("warp_group", 1), -(-shared // 16) * 16, barriers, mail_arrays(self.kernel)
+        )
 
-    def _launch(self, roles: list[Role], names: dict[str, Any], machine: Machine, scheduler: Scheduler) -> None:
-        agents = []
+    def _launch(
+        self, roles: list[Role], names: dict[str, Any], machine: Machine, scheduler: Scheduler, resident: int | None
+    ) -> None:
+        clusters: list[list[Any]] = []
         for cta in machine.ctas:
+            if cta.rank == 0:
+                clusters.append([])
             for role in roles:
                 agent = machine.add_agent(cta, role.group, role.warp)
-                agent.cta_id, agent.cluster_id, agent.rank_id = cta.index, cta.index // machine.launch.cluster, cta.rank
                 role.run.__globals__.update(names)
                 agent.code = role.run(agent)
-                agents.append(agent)
-        scheduler.start(agents)
-
-
-__all__ = ["Program", "Result", "interpret", "pointee", "split"]
+                clusters[-1].append(agent)
+        scheduler.start(clusters, len(clusters) if resident is None else resident)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+import traceback
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tvm_comfuse.verify.interpreter.report import HaltError, Report
+
+#: how the file names of generated code begin
+GENERATED = "<warp group"
 
 
 @dataclass(eq=False)
@@ -29,32 +33,42 @@ class Scheduler:
         self.report, self.max_steps = report, max_steps
         self.agents: list[Any] = []
         self.runnable: list[Any] = []
+        #: agents of clusters that find no free SM yet, cluster by cluster
+        self.queued: list[list[Any]] = []
         self.events: list[Event] = []
         self.steps = 0
         self.digest = 0
 
-    def start(self, agents: list[Any]) -> None:
-        """Makes agents known."""
-        self.agents = agents
-        self.runnable = list(agents)
+    def start(self, clusters: list[list[Any]], resident: int) -> None:
+        """Makes the agents of each cluster known; the first `resident` clusters begin."""
+        self.agents = [agent for cluster in clusters for agent in cluster]
+        self.runnable = [agent for cluster in clusters[:resident] for agent in cluster]
+        self.queued = clusters[resident:]
+
+    def admit(self) -> None:
+        """A cluster has left; the next one begins."""
+        if self.queued:
+            self.runnable.extend(self.queued.pop(0))
 
     def wake(self, waitable: Any) -> None:
         """Everybody who waits for it looks again."""
         self.runnable.extend(waitable.waiters)
         waitable.waiters.clear()
 
-    def run(self) -> None:
-        """Until everybody is done, nobody can go on, or a finding ends the run."""
+    def run(self) -> bool:
+        """Until everybody is done (True), nobody can go on, or a finding ends the run."""
         try:
             while self.runnable or self.events:
                 if self.steps >= self.max_steps:
                     self.report.fatal("step-limit", "scheduler", f"not done after {self.steps} steps", steps=self.steps)
                 self.steps += 1
                 self._step(self._pick())
-            if any(not agent.done for agent in self.agents):
-                self._deadlock()
+            if all(agent.done for agent in self.agents):
+                return True
+            self._deadlock()
         except HaltError:
-            return
+            pass
+        return False
 
     def _pick(self) -> Any:
         runnable, events = self.runnable, self.events
@@ -78,15 +92,29 @@ class Scheduler:
         try:
             waitable = next(chosen.code)
         except StopIteration:
-            chosen.finish()
             self.runnable.remove(chosen)
+            chosen.finish()
+            return
+        except IndexError as error:
+            self._bad_index(chosen, error)
             return
         if waitable is not None:
             self.runnable.remove(chosen)
             waitable.waiters.append(chosen)
 
+    def _bad_index(self, agent: Any, error: IndexError) -> None:
+        """Generated code itself indexes nothing but registers."""
+        frames = traceback.extract_tb(error.__traceback__)
+        if not frames[-1].filename.startswith(GENERATED):
+            raise error
+        self.report.fatal(
+            "register-bounds", agent.label, f"an index of registers out of bounds: {frames[-1].line or error}"
+        )
+
     def _deadlock(self) -> None:
         stuck = [agent for agent in self.agents if not agent.done]
         lines = [f"{agent.label} waits {agent.waiting()}" for agent in stuck]
         shown = "; ".join(lines[:12]) + (f"; and {len(lines) - 12} more" if len(lines) > 12 else "")
-        self.report.add("deadlock", stuck[0].label, f"nobody can go on: {shown}", stuck=[agent.label for agent in stuck])
+        self.report.add(
+            "deadlock", stuck[0].label, f"nobody can go on: {shown}", stuck=[agent.label for agent in stuck]
+        )

@@ -100,7 +100,9 @@ class Shadow:
     def _bad_read(self, who: str, granule: Any, where: str) -> None:
         writer = self.components.name(int(self.writer[granule]))
         if self.writer[granule] == NOBODY:
-            text = f"{where}: reads bytes {int(granule) * GRANULE}.. of cta {self.cta}'s shared memory, which nobody wrote"
+            text = (
+                f"{where}: reads bytes {int(granule) * GRANULE}.. of cta {self.cta}'s shared memory, which nobody wrote"
+            )
             self.report.add("uninitialised-read", f"{who}, {where}", text, **self._place(granule))
             return
         text = (
@@ -121,7 +123,7 @@ class Shadow:
         reader, position = np.argwhere(late)[0]
         name = self.components.name(self.known.start + int(reader))
         granule = int(at[position])
-        text = f"{where}: overwrites bytes {granule * GRANULE}.. of cta {self.cta}'s shared memory while {name} may still read them"
+        text = f"{where}: overwrites bytes {granule * GRANULE}.. of cta {self.cta}'s shared memory, which {name} may still read"
         self.report.add("write-after-read", f"{who}, {where}", text, **self._place(granule))
 
     def _unfenced(self, who: str, granule: Any, where: str) -> None:

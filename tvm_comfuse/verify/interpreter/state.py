@@ -24,6 +24,7 @@ class State:
     def __init__(self, machine: Any, cta: Any, label: str, number: int, group: int, warps: range):
         self.machine, self.cta, self.label, self.number, self.group = machine, cta, label, number, group
         self.report, self.scheduler = machine.report, machine.scheduler
+        self.cta_id, self.rank_id, self.cluster_id = cta.index, cta.rank, cta.index // machine.launch.cluster
         parts = machine.components
         self.warps = len(warps)
         self.lanes = self.warps * WARP
@@ -38,7 +39,7 @@ class State:
         self.every_row = np.arange(self.warps)
         self.row_of_lane = np.arange(self.lanes) // WARP
         self.done = False
-        self.waiting: Callable[[], str] = lambda: "for its turn"
+        self.waiting: Callable[[], str] = lambda: "for a free SM"
         self.code: Generator[Any, None, None] = iter(())  # type: ignore[assignment]
         self.registers = machine.entry_registers
         self.cluster_generation: int | None = None
@@ -71,7 +72,9 @@ class State:
             not isinstance(mask, int) and mask.reshape(-1, WARP).all(1).sum() == mask.reshape(-1, WARP).any(1).sum()
         )
         if not whole or group:
-            text = f"{where}: {self.threads(mask)} threads execute an instruction that whole warps must execute together"
+            text = (
+                f"{where}: {self.threads(mask)} threads execute an instruction that whole warps must execute together"
+            )
             self.report.add("divergence", f"{self.label}, {where}", text, threads=self.threads(mask))
 
     def one(self, value: Any, mask: Mask, where: str) -> int:
@@ -80,7 +83,9 @@ class State:
             return int(value)
         values = np.unique(value[self.active(mask)])
         if len(values) != 1:
-            self.report.fatal("divergence", f"{self.label}, {where}", f"{where}: lanes disagree on an operand: {values[:4]}")
+            self.report.fatal(
+                "divergence", f"{self.label}, {where}", f"{where}: lanes disagree on an operand: {values[:4]}"
+            )
         return int(values[0])
 
     # --- order --------------------------------------------------------------------------------------------------------

@@ -136,22 +136,22 @@ class _Reader:
     # --- statements ---------------------------------------------------------------------------------------------------
 
     def stmts(self, node: Any) -> list[Stmt]:
-        method: Callable[[Any], list[Stmt]] | None = getattr(self, f"_{type(node).__name__}", None)
+        method: Callable[[Any], list[Stmt]] | None = getattr(self, f"_{type(node).__name__.lower()}", None)
         if method is None:
             raise UnsupportedError(f"statement {type(node).__name__}")
         return method(node)
 
-    def _SeqStmt(self, node: Any) -> list[Stmt]:
+    def _seqstmt(self, node: Any) -> list[Stmt]:
         return [stmt for part in node.seq for stmt in self.stmts(part)]
 
-    def _AttrStmt(self, node: Any) -> list[Stmt]:
+    def _attrstmt(self, node: Any) -> list[Stmt]:
         body = self.stmts(node.body)
         if str(node.attr_key) == "tirx.device_entry":
             self.kernel.device.extend(body)
             return []
         return body
 
-    def _ScopeIdDefStmt(self, node: Any) -> list[Stmt]:
+    def _scopeiddefstmt(self, node: Any) -> list[Stmt]:
         definition = getattr(node, "def")
         scope = SCOPES.get(int(definition.scope))
         if scope is None or len(definition.def_ids) != 1:
@@ -160,37 +160,37 @@ class _Reader:
         self.kernel.scopes.append((scope, self.variable(definition.def_ids[0]), extent))
         return []
 
-    def _AllocBuffer(self, node: Any) -> list[Stmt]:
+    def _allocbuffer(self, node: Any) -> list[Stmt]:
         buffer = self.buffer(node.buffer)
         if buffer.scope in ("shared", "shared.dyn"):
             self.kernel.shared.append(buffer)
             return []
         return [Stmt("alloc", value=buffer)]
 
-    def _DeclBuffer(self, node: Any) -> list[Stmt]:
+    def _declbuffer(self, node: Any) -> list[Stmt]:
         base = self.names[node.data.args[0]]
         buffer = self.buffer(node.buffer)
         buffer.view = (base, int(node.buffer.elem_offset) * buffer.item)
         return []
 
-    def _Bind(self, node: Any) -> list[Stmt]:
+    def _bind(self, node: Any) -> list[Stmt]:
         return [Stmt("bind", [self.expr(node.value)], self.variable(node.var))]
 
-    def _IfThenElse(self, node: Any) -> list[Stmt]:
+    def _ifthenelse(self, node: Any) -> list[Stmt]:
         other = self.stmts(node.else_case) if node.else_case is not None else []
         return [Stmt("if", [self.expr(node.condition)], None, self.stmts(node.then_case), other)]
 
-    def _For(self, node: Any) -> list[Stmt]:
+    def _for(self, node: Any) -> list[Stmt]:
         if node.step is not None and int(node.step) != 1:
             raise UnsupportedError(f"loop step {node.step}")
         bounds = [self.expr(node.min), self.expr(node.extent)]
         return [Stmt("for", bounds, self.variable(node.loop_var), self.stmts(node.body))]
 
-    def _BufferStore(self, node: Any) -> list[Stmt]:
+    def _bufferstore(self, node: Any) -> list[Stmt]:
         indices = [self.expr(index) for index in node.indices]
         return [Stmt("store", [*indices, self.expr(node.value)], self.buffer(node.buffer))]
 
-    def _Evaluate(self, node: Any) -> list[Stmt]:
+    def _evaluate(self, node: Any) -> list[Stmt]:
         value = self.expr(node.value)
         return [] if value.op == "const" else [Stmt("eval", [value])]
 
@@ -210,7 +210,9 @@ class _Reader:
         if kind == "Cast":
             return Expr("cast", str(node.ty), [self.expr(node.value)])
         if kind == "Select":
-            return Expr("select", str(node.ty), [self.expr(e) for e in (node.condition, node.true_value, node.false_value)])
+            return Expr(
+                "select", str(node.ty), [self.expr(e) for e in (node.condition, node.true_value, node.false_value)]
+            )
         if kind == "Not":
             return Expr("not", "bool", [self.expr(node.a)])
         if isinstance(node, tirx.Var):

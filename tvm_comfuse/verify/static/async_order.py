@@ -52,6 +52,7 @@ class _State:
     committed: int = 0
     written: bool = False
     fenced: bool = True
+    pinned: bool = True
     dirty: bool = False
     bulk: bool = False
     bulk_committed: bool = False
@@ -91,12 +92,23 @@ def _step(state: _State, item: Item, accumulators: set[Any]) -> None:
 
 
 def _reads(state: _State, item: Item, accumulators: set[Any]) -> None:
-    if not (state.issued or state.committed) or (isinstance(item, Instruction) and item.is_product):
+    waiting = state.issued or state.committed
+    if (state.pinned and not waiting) or (isinstance(item, Instruction) and item.is_product):
         return
     values = [item.value] if isinstance(item, Store) else list(item.args)
     touched = [load.source for value in values for load in loads(value)]
     touched += [item.buffer] if isinstance(item, Store) else []
-    if any(buffer in accumulators for buffer in touched):
+    if not any(buffer in accumulators for buffer in touched):
+        return
+    if not waiting and isinstance(item, Instruction) and item.name == "comfuse_pin":
+        state.pinned = True
+    elif not waiting:
+        text = (
+            "an accumulator is used behind the wait for its wgmma, but nothing keeps the compiler from reading the register "
+            "before the wait: it must be pinned first"
+        )
+        state.report("accumulator-pin", getattr(item, "shown", "a store"), text)
+    else:
         text = (
             f"an accumulator is used while {state.committed} committed groups of wgmma may still write it; "
             "wait_group 0 must come first"
@@ -118,6 +130,8 @@ def _products(state: _State, item: Instruction) -> None:
         if state.issued:
             state.report("wgmma-commit", item.shown, "wgmmas before it belong to no group: commit_group is missing")
         state.committed = min(state.committed, int(item.args[0]))
+        if state.committed == 0:
+            state.pinned = False
 
 
 def _proxies(state: _State, item: Instruction) -> None:

@@ -30,7 +30,11 @@ def check(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
     if far:
         yield from _bracket(index, far[0], far[-1])
     yield from _ranks(index, scene)
-    for name in (SYNC_ARRIVE, SYNC_WAIT):
+    for name, order in ((SYNC_ARRIVE, "release"), (SYNC_WAIT, "acquire")):
+        weak = [i for i in index.named(name) if order not in i.words]
+        if weak:
+            text = f"what a CTA wrote before the cluster barrier must be seen behind it: the {name} needs .{order}"
+            yield Finding("cluster-order", weak[0].shown, text, {"needed": order})
         times = sum((scene.count(i, _THREADS) for i in index.named(name)), np.zeros(1, np.int64))
         other = sum((scene.count(i, _THREADS) for i in index.named(SYNC_ARRIVE, SYNC_WAIT)), np.zeros(1, np.int64))
         if (2 * times != other).any():

@@ -47,7 +47,7 @@ def _uses(scene: Scene, site: Instruction, number: int) -> bool:
 
 def _executions(scene: Scene, sites: list[Instruction], number: int) -> Array:
     counted = [scene.count(site, _THREADS, scene.value(site.args[0]) == number) for site in sites]
-    return sum(counted) if counted else np.zeros(1, np.int64)
+    return np.sum(counted, axis=0) if counted else np.zeros(1, np.int64)
 
 
 def _participants(index: KernelIndex, scene: Scene, number: int, count: int) -> Iterator[Finding]:

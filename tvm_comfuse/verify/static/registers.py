@@ -67,11 +67,11 @@ def _wgmma(index: KernelIndex, scene: Scene, limits: list[int], entry: int) -> I
             f"entry; {index.threads} threads start with {entry}, whatever setmaxnreg gives later"
         )
         yield Finding("registers-at-entry", "wgmma", text, {"accumulators": largest, "entry": entry})
-    for group, cells in registers.items():
-        if len(cells) + WGMMA_OVERHEAD > limits[group]:
+    for group, held in registers.items():
+        if len(held) + WGMMA_OVERHEAD > limits[group]:
             text = (
-                f"{len(cells)} accumulators + {WGMMA_OVERHEAD} = {len(cells) + WGMMA_OVERHEAD} registers do not fit into "
+                f"{len(held)} accumulators + {WGMMA_OVERHEAD} = {len(held) + WGMMA_OVERHEAD} registers do not fit into "
                 f"the {limits[group]} of the role: they would be spilled"
             )
-            numbers = {"accumulators": len(cells), "registers": limits[group]}
+            numbers = {"accumulators": len(held), "registers": limits[group]}
             yield Finding("accumulator-registers", f"warp group {group}", text, numbers)

@@ -49,7 +49,7 @@ class Scene:
                 self.env[variable] = along(axis, np.arange(extent))
         self._extents: dict[Loop, Array] = {}
         self._masks: dict[Guard, Array | None] = {}
-        every = [item.nest for item in (*index.instructions, *index.stores)]
+        every = [*(item.nest for item in index.instructions), *(store.nest for store in index.stores)]
         for loop in dict.fromkeys(level for nest in every for level in nest if isinstance(level, Loop)):
             extent = np.maximum(evaluate(loop.extent, self.env), 0)
             self._extents[loop] = extent

@@ -6,12 +6,11 @@ slots of the other one's step would wait for a phase further ahead, and a phase 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from tvm_comfuse.verify.finding import Finding
 from tvm_comfuse.verify.static.barriers import WAIT, Uses, barrier_uses, is_ring, tally
-from tvm_comfuse.verify.static.evaluate import WARP_GROUP
-from tvm_comfuse.verify.static.index import KernelIndex, Loop
+from tvm_comfuse.verify.static.index import Instruction, KernelIndex
 from tvm_comfuse.verify.static.named_barriers import ARRIVE, SYNC
 from tvm_comfuse.verify.static.scene import Scene
 
@@ -32,12 +31,11 @@ def check(index: KernelIndex, small: Scene, large: Scene) -> Iterator[Finding]:
 def _ordered(index: KernelIndex, scene: Scene, uses: Uses, waiting: list[int]) -> Iterator[Finding]:
     for wait, _ in uses.of(WAIT):
         outer = wait.loops[0] if wait.loops else None
-        before = _groups(index, scene, SYNC, outer, lambda order, at=wait.order: order < at)
-        after = _groups(index, scene, ARRIVE, outer, lambda order, at=wait.order: order > at)
+        before = _groups(scene, [i for i in index.named(SYNC) if i.order < wait.order and outer in i.loops])
+        after = _groups(scene, [i for i in index.named(ARRIVE) if i.order > wait.order and outer in i.loops])
         missing = [group for group in waiting if group not in before or group not in after]
         if missing:
-            inner = wait.loops[-1]
-            slots = int(scene.trips(inner).max())
+            slots = int(scene.trips(wait.loops[-1]).max()) if wait.loops else 1
             phases = -(-slots // uses.slots)
             text = (
                 f"warp groups {waiting} take turns on a ring of {uses.slots} slots, and nothing orders their turns: while one "
@@ -49,9 +47,5 @@ def _ordered(index: KernelIndex, scene: Scene, uses: Uses, waiting: list[int]) -
             return
 
 
-def _groups(index: KernelIndex, scene: Scene, name: str, outer: Loop | None, there: Callable[[int], bool]) -> set[int]:
-    found: set[int] = set()
-    for instruction in index.named(name):
-        if outer in instruction.loops and there(instruction.order):
-            found |= {int(g) for g in scene.count(instruction, (WARP_GROUP,)).ravel().nonzero()[0]}
-    return found
+def _groups(scene: Scene, instructions: list[Instruction]) -> set[int]:
+    return {group for instruction in instructions for group in scene.groups(instruction)}

@@ -1,0 +1,75 @@
+"""One small cluster of each family of kernels: layouts, exchange scopes, placements, with and without a reduction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tvm_comfuse.schedules.plan import Plan
+
+if TYPE_CHECKING:
+    from tvm.target import Target
+    from tvm.tirx import PrimFunc
+
+_BASE = Plan(64, 64, 64, 2, "cooperative", 2, 1, "cluster", 1, 2, 2, ("tma",), ("tma",))
+_PINGPONG = replace(_BASE, layout="pingpong", groups_m=1, exchange="grid", cluster_n=1)
+
+
+@dataclass(frozen=True)
+class Family:
+    """An operator of bench.ops with extents and a plan that exercise every role: the ring wraps, every warp group works
+    twice or more."""
+
+    name: str
+    op: str
+    m: int
+    n: int
+    k: int
+    plan: Plan
+
+    def cluster(self, target: Target) -> PrimFunc:
+        """The scheduled function; for a target without kernels that of an H200, which runs on LLVM too.
+
+        Raises PlanError if the plan is not legal for the target's device.
+        """
+        from tvm_comfuse.bench.ops import OPS
+        from tvm_comfuse.frontend import from_relax
+        from tvm_comfuse.fusion import fuse
+        from tvm_comfuse.target import is_cuda, parse_target
+        from tvm_comfuse.tir_passes.lower import is_cluster
+
+        target = target if is_cuda(target) else parse_target("h200")
+        module = from_relax(OPS[self.op].relax_module(self.m, self.n, self.k))
+        _, explanation = fuse(module, target)
+        fused, _ = fuse(module, target, {explanation.matmuls[0].name: self.plan})
+        (func,) = (func for _, func in fused.functions_items() if is_cluster(func))
+        return func
+
+
+FAMILIES = (
+    Family("cooperative_cluster", "layer_norm", 384, 128, 192, _BASE),
+    Family("cooperative_grid", "layer_norm", 384, 128, 192, replace(_BASE, exchange="grid", cluster_n=1)),
+    Family(
+        "cooperative_multicast",
+        "layer_norm",
+        640,
+        128,
+        192,
+        replace(_BASE, exchange="grid", cluster_m=2, cluster_n=1, ctas=4),
+    ),
+    Family(
+        "cooperative_cta",
+        "layer_norm",
+        192,
+        128,
+        192,
+        replace(_BASE, groups_m=1, groups_n=2, exchange="cta", cluster_n=1, ctas=1),
+    ),
+    Family("cooperative_warp", "layer_norm", 384, 64, 192, replace(_BASE, exchange="warp", cluster_n=1, ctas=1)),
+    Family("pingpong_grid", "layer_norm", 320, 128, 192, _PINGPONG),
+    Family("pingpong_cluster", "layer_norm", 320, 128, 192, replace(_PINGPONG, exchange="cluster", cluster_n=2)),
+    Family("pingpong_multicast", "layer_norm", 640, 128, 192, replace(_PINGPONG, cluster_m=2, ctas=4)),
+    Family("global_ragged", "layer_norm", 300, 120, 136, replace(_BASE, operands=("global",), store=("global",))),
+    Family("softmax", "softcap_softmax", 384, 128, 192, replace(_BASE, operands=())),
+    Family("elementwise", "bias_gelu", 384, 128, 192, replace(_BASE, operands=(), exchange="none", cluster_n=1)),
+)

@@ -1,0 +1,113 @@
+"""One careful launch: outputs poisoned and between guard bands, inputs between guard bands and compared afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import tvm
+from tvm.target import Target
+
+from tvm_comfuse.schedules.spec import analyze
+from tvm_comfuse.target import is_cuda
+from tvm_comfuse.verify.dynamic import allowed, error, numpy_dtype, random_inputs
+from tvm_comfuse.verify.reference import reference
+
+#: bytes of a guard band on either side of a tensor; a multiple of what TMA wants of addresses
+GUARD_BYTES = 4096
+#: what guard bands hold: as bf16, f16 and f32 a number that no kernel writes by chance in a row
+PATTERN = 0x5A
+
+
+@dataclass
+class Launch:
+    """What a launch left.
+
+    errors, allowed  by output: relative error against float64, and the most it may be
+    overrun          tensors beside which something was written
+    changed          inputs that are not what they were
+    """
+
+    errors: dict[str, float] = field(default_factory=dict)
+    allowed: dict[str, float] = field(default_factory=dict)
+    overrun: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+
+    @property
+    def failure(self) -> str:
+        """What is wrong, in words; "" if nothing is."""
+        # written so that NaN, an element that was never stored, is wrong
+        off = [f"error of {n} is {e:.3g}, allowed {self.allowed[n]:.3g}" for n, e in self.errors.items()
+               if not e <= self.allowed[n]]
+        over = [f"bytes beside {name} were written" for name in self.overrun]
+        return "; ".join([*off, *over, *(f"input {name} was written" for name in self.changed)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dictionary of plain JSON values."""
+        return asdict(self)
+
+
+class Guarded:
+    """A tensor between two guard bands in one allocation."""
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: str):
+        size = int(np.prod(shape)) * dtype.itemsize
+        # the band behind begins right at the last byte, so that one element too many is seen
+        self.memory = torch.full((size + 2 * GUARD_BYTES,), PATTERN, dtype=torch.uint8, device=device)
+        self.inside = self.memory[GUARD_BYTES : GUARD_BYTES + size]
+        self.tensor = self.inside.view(dtype).view(list(shape))
+
+    @property
+    def intact(self) -> bool:
+        """Whether both bands hold what they held."""
+        size = self.inside.numel()
+        bands = torch.cat([self.memory[:GUARD_BYTES], self.memory[GUARD_BYTES + size :]])
+        return bool((bands == PATTERN).all().item())
+
+
+def launch(func: Any, kernel: Callable[..., None], rows: int, seed: int, target: Target) -> Launch:
+    """Runs a compiled cluster once on random inputs and looks at everything it may have touched.
+
+    func    the scheduled function: its expressions give the float64 reference
+    kernel  called with the function's parameters in order
+    Raises what the launch raises.
+    """
+    device = "cuda" if is_cuda(target) else "cpu"
+    spec = analyze(func)
+    arrays = random_inputs(func, rows, len(spec.outputs), seed)
+    inputs = {str(p.name): _guarded(array, device) for p, array in zip(func.params, arrays, strict=False)}
+    before = {name: guarded.inside.clone() for name, guarded in inputs.items()}
+    outputs = {}
+    for output in spec.outputs:
+        param = func.params[output.index]
+        shape = [int(e) if isinstance(e, tvm.tirx.IntImm) else rows for e in param.shape]
+        guarded = Guarded(shape, getattr(torch, output.dtype), device)
+        guarded.tensor.fill_(float("nan"))
+        outputs[str(param.name)] = guarded
+    kernel(*(guarded.tensor for guarded in [*inputs.values(), *outputs.values()]))
+    if device == "cuda":
+        torch.cuda.synchronize()
+    result = Launch()
+    for (name, guarded), expected in zip(outputs.items(), reference(func, arrays), strict=True):
+        values = guarded.tensor.to(torch.float64).cpu().numpy()
+        result.errors[name] = error(values, expected)
+        result.allowed[name] = allowed(_rounded(expected, guarded.tensor.dtype), expected)
+    result.overrun = [name for name, g in (inputs | outputs).items() if not g.intact]
+    result.changed = [name for name, g in inputs.items() if not torch.equal(g.inside, before[name])]
+    return result
+
+
+def _guarded(array: np.ndarray, device: str) -> Guarded:
+    half = str(array.dtype) == "bfloat16"
+    source = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if half else torch.from_numpy(array)
+    guarded = Guarded(source.shape, source.dtype, device)
+    guarded.tensor.copy_(source)
+    return guarded
+
+
+def _rounded(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """The exact result rounded once to an output's dtype."""
+    return values.astype(numpy_dtype(str(dtype).removeprefix("torch.")))
