@@ -1,7 +1,7 @@
 """Draw the diagram of docs/verify.md from the kernel.
 
-    python docs/diagram.py            rewrites the part of the page between the markers
-    python docs/diagram.py --check    only says, by its exit status, whether the page is up to date
+python docs/diagram.py            rewrites the part of the page between the markers
+python docs/diagram.py --check    only says, by its exit status, whether the page is up to date
 """
 
 from __future__ import annotations

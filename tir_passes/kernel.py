@@ -190,6 +190,7 @@ class Kernel:
         self.tile_full = ring.barriers("tile_full", tiles)
         self.tile_empty = ring.barriers("tile_empty", tiles)
         self.tile_ready = ring.barriers("tile_ready", MMA_GROUPS)
+        self.tile_next = ring.barriers("tile_next", MMA_GROUPS) if len(self.staging.stores) > 1 else None
         self.vector_views = [
             T.decl_buffer(
                 [self.plan.cta_columns],
@@ -210,6 +211,8 @@ class Kernel:
                 ring.init(self.empty, slot, consumers * self.plan.cluster_m)
             for group in range(MMA_GROUPS):
                 ring.init(self.tile_ready, group, WARP_GROUP)
+                if self.tile_next is not None:
+                    ring.init(self.tile_next, group, 1)
                 for tile in range(self.staging.count):
                     index = group * self.staging.count + tile
                     ring.init(self.tile_full, index, 1)
@@ -330,10 +333,11 @@ class Kernel:
         if slot is None:
             stages.sweep([stages.send_global(block, buffer)])
             return
-        nth, count = self.staging.store_tiles.index(slot), len(self.staging.store_tiles)
-        index = self.tile_barrier(self.group, slot.tile)
-        if nth > 0 or not self.staging.loaded(slot.tile):
-            ring.wait(self.tile_empty, index, (use * count + nth + 1) % 2)
+        nth, again = self.staging.store_tiles.index(slot), len(self.staging.store_tiles) - 1
+        if nth > 0:
+            ring.wait(self.tile_next, self.group, (use * again + nth - 1) % 2)
+        elif not self.staging.loaded(slot.tile):
+            ring.wait(self.tile_empty, self.tile_barrier(self.group, slot.tile), (use + 1) % 2)
         stages.sweep([stages.send_tile(block, buffer, slot.tile)])
         do(T.ptx.fence.proxy.async_.shared__cta())
         ring.arrive(self.tile_ready, self.group)

@@ -57,13 +57,17 @@ def verify_or_raise(kernel: tirx.PrimFunc) -> None:
 
 
 def LowerClusters() -> Any:  # noqa: N802  passes are named like this in TVM
-    """Module pass: every scheduled cluster becomes its kernel; other functions stay as they are."""
+    """Module pass: every scheduled cluster becomes its kernel, which must keep the rules of verify.static (VerifyError);
+    other functions stay as they are."""
 
     @tvm.transform.module_pass(opt_level=0, name="comfuse.LowerClusters")
     def lower_clusters(mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
-        functions = {
-            gvar: lower(func, gvar.name_hint) if is_cluster(func) else func for gvar, func in mod.functions_items()
-        }
+        functions = {}
+        for gvar, func in mod.functions_items():
+            if is_cluster(func):
+                func = lower(func, gvar.name_hint)
+                verify_or_raise(func)
+            functions[gvar] = func
         return tvm.IRModule(functions, attrs=mod.attrs)
 
     return lower_clusters

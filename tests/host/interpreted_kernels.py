@@ -64,7 +64,7 @@ def case(
     example: str,
     kind: str,
     m: int = 300,
-    k: int = 200,
+    k: int = 136,
     dtype: str = "bfloat16",
     layout: str = "NK",
     symbolic: bool = False,

@@ -77,21 +77,10 @@ def _bring_operands(kernel: Any, step: Expr, k: Expr) -> None:
         with when(k == nth * kernel.geometry.k_slots // len(due)):
             index = kernel.tile_barrier(group, slot.tile)
             if box == 0:
-                _await_free(kernel, group, slot, use)
+                wait(kernel.tile_empty, index, (use + 1) % 2)  # parity 1 passes on a fresh barrier
                 arm(kernel.tile_full, index, kernel.layout.tile_bytes)
             target, at = box_of(kernel, step, group, slot.tile, box)
             do(T.ptx[TMA_LOAD](target, _address(slot.map), *at, kernel.tile_full.ptr_to([index])))
-
-
-def _await_free(kernel: Any, group: Expr, slot: Any, use: Expr) -> None:
-    """Waits, one phase at a time, for everything that frees a tile in a step: a wait may not skip a phase."""
-    index = kernel.tile_barrier(group, slot.tile)
-    if slot.frees_per_step == 1:
-        wait(kernel.tile_empty, index, (use + 1) % 2)  # parity 1 passes on a fresh barrier
-        return
-    with when(use > 0):
-        for nth in range(slot.frees_per_step):
-            wait(kernel.tile_empty, index, ((use - 1) * slot.frees_per_step + nth) % 2)
 
 
 def send_results(kernel: Any) -> None:
@@ -114,7 +103,10 @@ def _send(kernel: Any, step: Expr, group: Expr, use: Expr) -> None:
             do(T.ptx[TMA_STORE](_address(slot.map), *at, source))
         do(T.ptx.cp.async_.bulk.commit_group())
         do(T.ptx.cp.async_.bulk.wait_group.read(0))
-        arrive(kernel.tile_empty, kernel.tile_barrier(group, slot.tile))
+        if nth + 1 < len(stores):
+            arrive(kernel.tile_next, group)
+        else:
+            arrive(kernel.tile_empty, kernel.tile_barrier(group, slot.tile))
 
 
 def box_of(kernel: Any, step: Expr, group: Expr, tile: int, box: int) -> tuple[Expr, tuple[Expr, Expr]]:

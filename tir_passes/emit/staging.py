@@ -18,15 +18,11 @@ NO_TILE = -1
 
 @dataclass
 class Slot:
-    """A tensor and its staging tile; tile is NO_TILE for an operand read from global memory.
-
-    frees_per_step  phases of the tile's `empty` barrier in one step
-    """
+    """A tensor and its staging tile; tile is NO_TILE for an operand read from global memory."""
 
     index: int
     block: str
     tile: int
-    frees_per_step: int = 1
     map: Any = None
     buffer: Any = None
 
@@ -55,11 +51,8 @@ class StagingTiles:
             return StagingTiles(count, operands)
         first = outputs[0][0]
         shared = next((s for s in operands if s.tile != NO_TILE and last_stage[s.index] <= first), None)
-        if shared is None:
-            tile, count = count, count + 1
-        else:
-            tile = shared.tile
-            shared.frees_per_step = len(outputs)
+        tile = count if shared is None else shared.tile
+        count += shared is None
         stores = [Slot(output.index, output.block, tile) for _, output in outputs]
         return StagingTiles(count, operands, stores)
 

@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from typing import Any
 
-from tvm_comfuse.worker import serve
+from tvm_comfuse.worker import Answers, serve
 
 
 def main() -> int:
     """Serve until standard input ends; the exit status."""
     for request, answers in serve():
-        from tvm_comfuse.bench.checks import RowCheck, check_row
-        from tvm_comfuse.bench.suites import Row
-
-        def built(check: RowCheck) -> None:
-            answers.send({"event": "built", "check": asdict(check)})
-
-        check = check_row(Row(**request["row"]), request["seeds"], request["target"], built)
-        answers.send({"event": "done", "check": asdict(check)})
+        _check(request, answers)
     return 0
+
+
+def _check(request: dict[str, Any], answers: Answers) -> None:
+    from tvm_comfuse.bench.checks import RowCheck, check_row
+    from tvm_comfuse.bench.suites import Row
+
+    def built(check: RowCheck) -> None:
+        answers.send({"event": "built", "check": asdict(check)})
+
+    check = check_row(Row(**request["row"]), request["seeds"], request["target"], built)
+    answers.send({"event": "done", "check": asdict(check)})
 
 
 if __name__ == "__main__":

@@ -156,5 +156,3 @@ def protocol_diagram(kernel: tirx.PrimFunc) -> str:
     Raises LoweringError for a kernel that static.index does not know.
     """
     return _Diagram(kernel).draw()
-
-

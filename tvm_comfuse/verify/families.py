@@ -70,6 +70,7 @@ FAMILIES = (
     Family("pingpong_cluster", "layer_norm", 320, 128, 192, replace(_PINGPONG, exchange="cluster", cluster_n=2)),
     Family("pingpong_multicast", "layer_norm", 640, 128, 192, replace(_PINGPONG, cluster_m=2, ctas=4)),
     Family("global_ragged", "layer_norm", 300, 120, 136, replace(_BASE, operands=("global",), store=("global",))),
+    Family("staged_ragged", "layer_norm", 300, 120, 136, replace(_BASE, store=("global",))),
     Family("softmax", "softcap_softmax", 384, 128, 192, replace(_BASE, operands=())),
     Family("elementwise", "bias_gelu", 384, 128, 192, replace(_BASE, operands=(), exchange="none", cluster_n=1)),
 )

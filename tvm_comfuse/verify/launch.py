@@ -40,8 +40,11 @@ class Launch:
     def failure(self) -> str:
         """What is wrong, in words; "" if nothing is."""
         # written so that NaN, an element that was never stored, is wrong
-        off = [f"error of {n} is {e:.3g}, allowed {self.allowed[n]:.3g}" for n, e in self.errors.items()
-               if not e <= self.allowed[n]]
+        off = [
+            f"error of {n} is {e:.3g}, allowed {self.allowed[n]:.3g}"
+            for n, e in self.errors.items()
+            if not e <= self.allowed[n]
+        ]
         over = [f"bytes beside {name} were written" for name in self.overrun]
         return "; ".join([*off, *over, *(f"input {name} was written" for name in self.changed)])
 

@@ -17,6 +17,8 @@ Stmt = Any
 Expr = Any
 #: (statement, the statements around it from the outermost) -> statements in its place, None to look inside
 Change = Callable[[Stmt, tuple[Stmt, ...]], "list[Stmt] | None"]
+#: ScopeIdDef.scope -> (parent, own scope), as its constructor wants them
+_SCOPES = {0: ("kernel", "cluster"), 1: ("kernel", "cta"), 3: ("cta", "warpgroup")}
 _BRANCHES = ("then_case", "else_case")
 
 
@@ -166,3 +168,25 @@ def contains(node: Stmt, wanted: Callable[[Stmt], bool]) -> bool:
         else [child for name in ("body", *_BRANCHES) if (child := getattr(node, name, None)) is not None]
     )
     return any(contains(child, wanted) for child in children if isinstance(child, tirx.Stmt))
+
+
+def with_extent(kernel: tirx.PrimFunc, scope: str, extent: int) -> tirx.PrimFunc:
+    """A kernel with another number of CTAs, clusters or warp groups; scope is the name of the variable.
+
+    Raises ValueError if the kernel has no such variable.
+    """
+
+    def visit(node: Stmt, around: tuple[Stmt, ...]) -> list[Stmt] | None:
+        if type(node).__name__ != "ScopeIdDefStmt":
+            return None
+        old = getattr(node, "def")
+        if str(old.def_ids[0].name) != scope:
+            return None
+        parent, own = _SCOPES[int(old.scope)]
+        extents = [tirx.IntImm("int32", extent)]
+        return [type(node)(type(old)(list(old.def_ids), extents, parent, own, old.preferred_extents))]
+
+    copy = rewrite(kernel, visit)
+    if copy is None:
+        raise ValueError(f"the kernel has no {scope}")
+    return copy

@@ -12,8 +12,8 @@ from tvm_comfuse.verify.faults.changes import argument, number, remove, replace
 from tvm_comfuse.verify.faults.memory import LOAD
 from tvm_comfuse.verify.faults.ordering import named
 from tvm_comfuse.verify.faults.registry import add, fault
-from tvm_comfuse.verify.rewrite import Stmt, call_of, map_expr, map_exprs, name_of, rewrite, with_args
-from tvm_comfuse.verify.static.index import CLUSTER_ID, CTA_ID, TAKE
+from tvm_comfuse.verify.rewrite import Stmt, call_of, map_expr, map_exprs, name_of, with_args, with_extent
+from tvm_comfuse.verify.static.index import TAKE, index_of
 
 POST = "comfuse_post_"
 _CLUSTER_BARRIER = ("barrier_cluster_arrive", "barrier_cluster_wait")
@@ -205,19 +205,8 @@ def _grid() -> None:
 
 def _two_waves(kernel: tirx.PrimFunc) -> tirx.PrimFunc | None:
     """The grid gets as many clusters more as GPUs of the family have SMs."""
-
-    def visit(node: Stmt, around: tuple[Stmt, ...]) -> list[Stmt] | None:
-        if type(node).__name__ != "ScopeIdDefStmt":
-            return None
-        definition = getattr(node, "def")
-        if int(definition.scope) not in (CLUSTER_ID, CTA_ID):
-            return None
-        extents = [tirx.IntImm("int32", int(extent) + H200.sms) for extent in definition.extents]
-        parent, scope = ("kernel", "cluster") if int(definition.scope) == CLUSTER_ID else ("kernel", "cta")
-        new = type(definition)(list(definition.def_ids), extents, parent, scope, definition.preferred_extents)
-        return [type(node)(new)]
-
-    return rewrite(kernel, visit)
+    index = index_of(kernel)
+    return with_extent(kernel, str(index.cta_variable.name), index.ctas // index.cluster_size + H200.sms)
 
 
 for _make in (_barriers, _multicast, _mailboxes, _grid):

@@ -147,8 +147,9 @@ class BarrierOps(State):
             self.report.add("phase-aliasing", place, text, **numbers)
         elif known < done - 1:
             text = (
-                f"{where} for parity {parity} is satisfied by phase {done - 1}, but nothing orders phase {done - 2} before "
-                f"the wait (the waiter knows {known} complete phases): had it come earlier, phase {done - 3} would have let it pass"
+                f"{where} for parity {parity} is satisfied by phase {done - 1}, but nothing orders phase {done - 2} "
+                f"before the wait (the waiter knows {known} complete phases): had it come earlier, phase {done - 3} would have "
+                "let it pass"
             )
             self.report.add("phase-aliasing", place, text, **numbers)
 

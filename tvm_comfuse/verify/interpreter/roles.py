@@ -57,15 +57,19 @@ def compile_roles(kernel: Kernel, groups: int, names: dict[str, Any], parameters
     parameters  values of shape variables; `tensors` and `maps` of the code are in `names` by the buffers' and variables' names
     """
     accumulators = {pointee(split(call)[0][0]).value for call in calls(kernel.device) if is_product(call)}
-    roles = []
+    return [
+        _Compiler(kernel, group, warp, accumulators, names, parameters).role()
+        for group, warp in agents_of(kernel, groups)
+    ]
+
+
+def agents_of(kernel: Kernel, groups: int) -> list[tuple[int, int | None]]:
+    """(warp group, None) of each warp group that multiplies, (warp group, warp) of each warp of the others."""
+    agents: list[tuple[int, int | None]] = []
     for group in range(groups):
-        whole = _Compiler(kernel, group, None, accumulators, names, parameters)
-        if whole.multiplies():
-            roles.append(whole.role())
-        else:
-            for warp in range(WARPS_OF_GROUP):
-                roles.append(_Compiler(kernel, group, warp, accumulators, names, parameters).role())
-    return roles
+        whole = _Compiler(kernel, group, None, set(), {}, {}).multiplies()
+        agents += [(group, None)] if whole else [(group, warp) for warp in range(WARPS_OF_GROUP)]
+    return agents
 
 
 class _Compiler:

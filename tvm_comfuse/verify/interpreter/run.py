@@ -15,7 +15,7 @@ from tvm_comfuse.verify.interpreter.machine import Launch, Machine
 from tvm_comfuse.verify.interpreter.mail_calls import mail_arrays
 from tvm_comfuse.verify.interpreter.memory import Statics, Tensor, numpy_dtype, tensor_map
 from tvm_comfuse.verify.interpreter.report import HaltError, Report
-from tvm_comfuse.verify.interpreter.roles import Role, compile_roles
+from tvm_comfuse.verify.interpreter.roles import Role, agents_of, compile_roles
 from tvm_comfuse.verify.interpreter.scheduler import Scheduler
 from tvm_comfuse.verify.interpreter.tree import Buffer, Expr, Kernel, UnsupportedError, read_kernel, show
 from tvm_comfuse.verify.interpreter.values import Value
@@ -112,8 +112,8 @@ class Program:
 
     def agents(self) -> list[str]:
         """Values of `slow` that name a warp group, warp or kind of copy of this kernel."""
-        groups = self._extent("warp_group", 1)
-        return [f"wg{group}" for group in range(groups)] + [f"wg0.w{warp}" for warp in range(4)] + ["load", "store"]
+        agents = agents_of(self.kernel, self._extent("warp_group", 1))
+        return [f"wg{group}" + ("" if warp is None else f".w{warp}") for group, warp in agents] + ["load", "store"]
 
     # --- parameters ---------------------------------------------------------------------------------------------------
 

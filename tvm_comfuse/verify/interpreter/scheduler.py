@@ -112,9 +112,11 @@ class Scheduler:
         )
 
     def _deadlock(self) -> None:
-        stuck = [agent for agent in self.agents if not agent.done]
+        waiting = {id(agent) for cluster in self.queued for agent in cluster}
+        stuck = [agent for agent in self.agents if not agent.done and id(agent) not in waiting]
         lines = [f"{agent.label} waits {agent.waiting()}" for agent in stuck]
         shown = "; ".join(lines[:12]) + (f"; and {len(lines) - 12} more" if len(lines) > 12 else "")
-        self.report.add(
-            "deadlock", stuck[0].label, f"nobody can go on: {shown}", stuck=[agent.label for agent in stuck]
-        )
+        if self.queued:
+            shown = f"{len(self.queued)} clusters find no free SM; {shown}"
+        names = [agent.label for agent in stuck]
+        self.report.add("deadlock", names[0], f"nobody can go on: {shown}", stuck=names)

@@ -39,7 +39,7 @@ class State:
         self.every_row = np.arange(self.warps)
         self.row_of_lane = np.arange(self.lanes) // WARP
         self.done = False
-        self.waiting: Callable[[], str] = lambda: "for a free SM"
+        self.waiting: Callable[[], str] = lambda: "for its turn"
         self.code: Generator[Any, None, None] = iter(())  # type: ignore[assignment]
         self.registers = machine.entry_registers
         self.cluster_generation: int | None = None

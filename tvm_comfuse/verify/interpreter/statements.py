@@ -19,10 +19,6 @@ POISON = {"uint32": 0x7FC07FC0, "int32": -559038737, "uint64": 0x7FC07FC07FC07FC
 OFTEN_UNIFORM = ("int32", "int64", "uint64")
 
 
-class Again(Exception):  # noqa: N818
-    """Registers thought uniform are not: generate the role again."""
-
-
 class Statements(MailCalls):
     """Writes a role."""
 

@@ -1,0 +1,74 @@
+"""The float64 reference and the twin that is interpreted in a large kernel's place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from canonical_examples import EXAMPLES, inputs, references
+
+from tvm_comfuse.refusal import Refusal
+from tvm_comfuse.schedules.apply import schedule
+from tvm_comfuse.schedules.device import H200
+from tvm_comfuse.schedules.plan import Plan
+from tvm_comfuse.schedules.spec import analyze
+from tvm_comfuse.tir_passes.lower import lower
+from tvm_comfuse.verify.api import verify_kernel
+from tvm_comfuse.verify.dynamic import random_inputs
+from tvm_comfuse.verify.reference import reference
+from tvm_comfuse.verify.static import check
+from tvm_comfuse.verify.twin import twin
+
+
+def scheduled(name: str, m: Any, n: int, k: int, layout: str = "NK", plan: Plan | None = None) -> Any:
+    result = schedule(EXAMPLES[name].build(m, n, k, "bfloat16", layout), H200, plan)
+    assert not isinstance(result, Refusal), str(result)
+    return result
+
+
+@pytest.mark.parametrize("layout", ["NK", "KN"])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_reference_is_the_hand_written_one(name: str, layout: str) -> None:
+    func = EXAMPLES[name].build(None, 96, 72, "float16", layout)
+    arrays = inputs(func, len(analyze(func).outputs), 70)
+    for ours, expected in zip(reference(func, arrays), references(EXAMPLES[name], arrays, layout), strict=True):
+        assert ours.dtype == np.float64
+        # the expressions hold 1 / N as float32
+        assert np.allclose(ours, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("m", "n", "k", "layout"), [(None, 1000, 520, "NK"), (16384, 4096, 1024, "KN")])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_twin_is_the_same_cluster(name: str, m: Any, n: int, k: int, layout: str) -> None:
+    func = scheduled(name, m, n, k, layout)
+    small = twin(func, H200)
+    spec, original = analyze(small.func), analyze(func)
+    assert [stage.reductions for stage in spec.stages] == [stage.reductions for stage in original.stages]
+    assert [(o.kind, o.dtype) for o in spec.operands] == [(o.kind, o.dtype) for o in original.operands]
+    assert (spec.m is None) == (m is None)
+    assert small.reduced["N"] == (n, spec.n)
+    assert (spec.n % small.plan.cta_columns == 0) == (n % small.plan.cta_columns == 0)
+    assert small.rows <= 2048
+    assert check(lower(small.func, "twin"), H200) == []
+    # its constants are those of the new N: it is right by the hand-written reference too
+    arrays = random_inputs(small.func, small.rows, len(spec.outputs), 0)
+    for ours, expected in zip(reference(small.func, arrays), references(EXAMPLES[name], arrays, layout), strict=True):
+        assert np.allclose(ours, expected, rtol=1e-6, atol=1e-5)
+
+
+def test_a_row_in_many_parts_keeps_the_code_of_the_second_turn() -> None:
+    plan = Plan(64, 128, 64, 3, "cooperative", 2, 1, "cluster", 1, 8, 64, ("tma",), ("tma",))
+    small = twin(scheduled("layer_norm", 8192, 1024, 256, plan=plan), H200)
+    assert small.plan.cluster_n == 5
+    assert small.reduced["cluster_n"] == (8, 5)
+
+
+def test_a_kernel_is_verified() -> None:
+    name = "gate_two_outputs"
+    result = verify_kernel("some_kernel", scheduled(name, None, 1000, 520), H200, seeds=(0,))
+    assert result.passed, result.findings or result.unsupported
+    assert result.shape == ("symbolic", 1000, 520)
+    assert result.interleavings > 5
+    assert len(result.errors) == len(analyze(scheduled(name, None, 1000, 520)).outputs)
+    assert all(error <= result.allowed[output] for output, error in result.errors.items())
