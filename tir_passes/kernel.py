@@ -18,6 +18,7 @@ from tvm_comfuse.schedules.plan import MMA_GROUPS, Plan
 from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms, rounds
 from tvm_comfuse.tir_passes.emit import operands, ring
 from tvm_comfuse.tir_passes.emit.dsl import Cell, Expr, do, either, loop, named, registers, store, u32, when
+from tvm_comfuse.tir_passes.emit.exchange import slots_of_group
 from tvm_comfuse.tir_passes.emit.expressions import read_buffers
 from tvm_comfuse.tir_passes.emit.fragment import Fragment
 from tvm_comfuse.tir_passes.emit.geometry import CtaPlace, Geometry
@@ -61,6 +62,7 @@ class Kernel:
         self.staging = StagingTiles.of(spec, plan)
         values = max([len(members) for members in self.rounds], default=0)
         self.layout = SharedLayout(self.geometry, self.staging.count, len(spec.col_operands), values)
+        self.workspace = Workspace(name, self.geometry.row_groups * slots_of_group(self))
 
     # --- what lives where ---------------------------------------------------------------------------------------------
 
@@ -255,7 +257,7 @@ class Kernel:
         self.scalars = [self.real[b] for b in self.inputs("scalar")]
         self.columns = [self.real[b] for b in self.inputs("row")]
         self.scalar_cells = operands.load_scalars(self)
-        self._open_workspace()
+        self.tag_base = self._tag_base()
         cursor = ring.Cursor(self.plan.pipeline_depth, 0, "read")
         main_loop = MainLoop(self, self.group_row(self.group), self.group_column(self.group))
         if self.geometry.pingpong:
@@ -270,12 +272,11 @@ class Kernel:
                 cursor.advance(self.geometry.k_slots)
             self._stages(step, use)
 
-    def _open_workspace(self) -> None:
-        self.tag_base: Expr = u32(0)
-        if self.plan.exchange == "grid":
-            per_group = 2 * 2 * self.geometry.row_parts * self.layout.row_values * self.plan.tile_m
-            self.workspace = Workspace(self.name, self.geometry.groups * per_group)
-            self.tag_base = Cell("uint32", "tag_base", self.workspace.tag_base()).value
+    def _tag_base(self) -> Expr:
+        """Tags of this launch's exchanges begin behind this one."""
+        if self.plan.exchange != "grid":
+            return u32(0)
+        return Cell("uint32", "tag_base", self.workspace.tag_base()).value
 
     def _await_turn(self, step: Expr) -> None:
         """Pingpong: the other warp group's main loop comes first, or this one would wait two phases ahead."""
@@ -346,13 +347,13 @@ class Kernel:
         """Nobody leaves while others may still write to its shared memory; the last CTA moves the tags on."""
         self._sync_all()
         if self.plan.exchange == "grid":
-            most = (self.place.units + (self.geometry.groups - 1)) // self.geometry.groups
+            most = (self.place.units + (self.geometry.row_groups - 1)) // self.geometry.row_groups
             with when(self.cta_thread == 0):
-                Workspace(self.name, 0).leave(self.plan.ctas, u32(most * len(self.rounds) + 1))
+                self.workspace.leave(self.plan.ctas, u32(most * len(self.rounds) + 1))
 
     @property
     def tiles(self) -> list[Any]:
-        """The [M, N] operands in order, each with its staging tile or None."""
+        """The [M, N] operands in order, each with its staging tile or NO_TILE."""
         return self.staging.operands
 
     @property

@@ -13,11 +13,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm_comfuse.schedules.plan import MMA_GROUPS
 from tvm_comfuse.tir_passes.emit.dsl import f32, registers, store, u32, when
 from tvm_comfuse.tir_passes.emit.instructions import post_cluster, post_grid, take
 
 Expr = Any
 QUAD = 4
+#: a slot is used again by the exchange after the next
+PARITIES = 2
+
+
+def slots_of_group(kernel: Any) -> int:
+    """Mailbox slots of a row group: for both warp groups and parities, every part, value and row."""
+    return MMA_GROUPS * PARITIES * kernel.geometry.row_parts * kernel.layout.row_values * kernel.plan.tile_m
 
 
 class Exchange:
@@ -39,9 +47,8 @@ class Exchange:
         """
         kernel, fragment = self.kernel, self.kernel.fragment
         tag = self.tag_base + u32(number) + u32(1)
-        parity = number % 2
-        part = kernel.place.part * kernel.plan.groups_n + kernel.group_column(kernel.group)
-        # lane v of a quad sends value v
+        parity = number % PARITIES
+        part = kernel.row_part
         for value in range(count):
             for row in range(fragment.rows):
                 self._post(parity, part, value, row, partial[value, row], tag)
@@ -61,6 +68,7 @@ class Exchange:
     def _post(self, parity: Expr, part: Expr, value: int, row: int, what: Expr, tag: Expr) -> None:
         kernel, lane = self.kernel, self.kernel.fragment.quad_lane
         if self.scope == "grid":
+            # all four lanes of the quad have the partial; they share the stores
             with when(lane == (value + row) % QUAD):
                 post_grid(self._global_slot(parity, part, value, row), what, tag)
             return
@@ -90,7 +98,7 @@ class Exchange:
         kernel, fragment = self.kernel, self.kernel.fragment
         domain = kernel.group if kernel.geometry.pingpong else kernel.group_row(kernel.group)
         values = kernel.layout.row_values
-        index = (domain * 2 + parity) * self.parts + part
+        index = (domain * PARITIES + parity) * self.parts + part
         return (index * values + value) * kernel.plan.tile_m + fragment.row(row)
 
     def _shared_slot(self, parity: Expr, part: Expr, value: int, row: int) -> Expr:
@@ -98,5 +106,6 @@ class Exchange:
 
     def _global_slot(self, parity: Expr, part: Expr, value: int, row: int) -> Expr:
         kernel = self.kernel
-        group_slots = 2 * 2 * self.parts * kernel.layout.row_values * kernel.plan.tile_m
-        return kernel.workspace.slot(kernel.place.group * group_slots + self._index(parity, part, value, row))
+        return kernel.workspace.slot(
+            kernel.place.row_group * slots_of_group(kernel) + self._index(parity, part, value, row)
+        )

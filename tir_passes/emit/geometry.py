@@ -48,7 +48,7 @@ class Geometry:
         return self.parts * self.plan.groups_n
 
     @property
-    def groups(self) -> int:
+    def row_groups(self) -> int:
         """Row groups of the grid."""
         return self.plan.ctas // self.parts
 
@@ -95,7 +95,7 @@ class CtaPlace:
         return self.rank % self.geometry.plan.cluster_m
 
     @property
-    def first_group(self) -> Expr:
+    def first_row_group(self) -> Expr:
         """Row group of the CTA with share 0."""
         cluster_m = self.geometry.plan.cluster_m
         if self.geometry.plan.cluster_n > 1:
@@ -103,9 +103,9 @@ class CtaPlace:
         return (self.cluster // self.geometry.parts) * cluster_m
 
     @property
-    def group(self) -> Expr:
+    def row_group(self) -> Expr:
         """Row group of this CTA."""
-        return self.first_group + self.share
+        return self.first_row_group + self.share
 
     @property
     def units(self) -> Expr:
@@ -116,12 +116,12 @@ class CtaPlace:
     @property
     def steps(self) -> Expr:
         """Steps this CTA does: as many as the one of its cluster that has the most."""
-        groups = self.geometry.groups
-        return (self.units - self.first_group + (groups - 1)) // groups
+        groups = self.geometry.row_groups
+        return (self.units - self.first_row_group + (groups - 1)) // groups
 
     def row(self, step: Expr) -> Expr:
         """First row of the unit of a step, int32."""
-        return (self.group + step * self.geometry.groups) * self.geometry.unit_rows
+        return (self.row_group + step * self.geometry.row_groups) * self.geometry.unit_rows
 
     @property
     def column(self) -> Expr:

@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 from tvm_comfuse.tir_passes.emit.dsl import Cell, do, loop, unrolled
 from tvm_comfuse.tir_passes.emit.instructions import pin
 from tvm_comfuse.tir_passes.emit.ring import Cursor, release, wait
-from tvm_comfuse.tir_passes.emit.shared import ATOM_BYTES, ATOM_COLUMNS
+from tvm_comfuse.tir_passes.emit.shared import ATOM_BYTES
 
 Expr = Any
 #: K of one wgmma of half-precision elements
@@ -87,6 +87,3 @@ class MainLoop:
         release(kernel.empty, cursor.previous, kernel.thread, kernel.place)
         with unrolled(kernel.accumulators, "i") as i:
             pin(kernel.acc[i])
-
-
-__all__ = ["ATOM_COLUMNS", "MainLoop"]

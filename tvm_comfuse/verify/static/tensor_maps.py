@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 from tvm import tirx
 
 from tvm_comfuse.verify.finding import Finding
@@ -15,8 +14,8 @@ from tvm_comfuse.verify.static.shared_memory import STORE
 
 MAX_BOX_ROWS = 256
 UNIT = 16
-#: codes of cuTensorMapEncodeTiled: swizzle -> bytes of a row it takes
-SWIZZLE_SPAN = {0: 256 * 16, 1: 32, 2: 64, 3: 128}
+#: code of cuTensorMapEncodeTiled for the 128-byte swizzle, and bytes of a row it takes
+SWIZZLE_128B, SPAN = 3, 128
 
 
 def check(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
@@ -29,28 +28,26 @@ def check(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
         if used is None:
             yield Finding("tensor-map", instruction.shown, "the operand is no tensor map of this kernel", {})
             continue
-        inner, outer = instruction.args[2:4] if load else instruction.args[1:3]
-        for name, coordinate, step in (("column", inner, used.box_columns), ("row", outer, 1)):
-            values = scene.values(coordinate, instruction)
-            wrong = values[values % step != 0]
-            if wrong.size:
-                text = f"boxes of {step} columns must begin at a multiple of that; {name} {int(wrong[0])}"
-                yield Finding("tma-coordinate", instruction.shown, text, {name: int(wrong[0]), "step": step})
-        yield from _coverage(scene, instruction, used, inner)
+        inner = instruction.args[2 if load else 1]
+        values = scene.values(inner, instruction)
+        wrong = values[(values % used.box_columns != 0) | (values < 0)]
+        if wrong.size:
+            text = f"boxes begin at columns 0, {used.box_columns}, {2 * used.box_columns}, ...; found {int(wrong[0])}"
+            numbers = {"column": int(wrong[0]), "step": used.box_columns}
+            yield Finding("tma-coordinate", instruction.shown, text, numbers)
 
 
 def _limits(used: TensorMap) -> Iterator[Finding]:
     where = f"tensor map {used.variable.name}"
-    span = SWIZZLE_SPAN.get(used.swizzle, 0)
-    if used.swizzle != 3:
-        text = f"tiles are written and read with the 128-byte swizzle (code 3); found code {used.swizzle}"
+    if used.swizzle != SWIZZLE_128B:
+        text = f"tiles are written and read with the 128-byte swizzle (code {SWIZZLE_128B}); found code {used.swizzle}"
         yield Finding("tma-swizzle", where, text, {"swizzle": used.swizzle})
-    elif used.inner_bytes != span:
+    elif used.inner_bytes != SPAN:
         text = (
             f"a row of the box must fill the swizzle: {used.box_columns} x {used.element_bytes} = {used.inner_bytes} bytes, "
-            f"needed {span}"
+            f"needed {SPAN}"
         )
-        yield Finding("tma-box-columns", where, text, {"bytes": used.inner_bytes, "swizzle": span})
+        yield Finding("tma-box-columns", where, text, {"bytes": used.inner_bytes, "swizzle": SPAN})
     if not 1 <= used.box_rows <= MAX_BOX_ROWS:
         text = f"a box has 1 to {MAX_BOX_ROWS} rows; found {used.box_rows}"
         yield Finding("tma-box-rows", where, text, {"rows": used.box_rows, "limit": MAX_BOX_ROWS})
@@ -65,13 +62,3 @@ def _limits(used: TensorMap) -> Iterator[Finding]:
     if used.fill != 0 or used.interleave != 0 or used.rank != 2:
         text = f"maps are of two dimensions, not interleaved, zeros outside; rank {used.rank}, fill {used.fill}"
         yield Finding("tma-form", where, text, {"rank": used.rank, "interleave": used.interleave, "fill": used.fill})
-
-
-def _coverage(scene: Scene, instruction: object, used: TensorMap, inner: object) -> Iterator[Finding]:
-    """No box may lie wholly outside in columns on the left, and coordinates are signed 32-bit."""
-    values = scene.values(inner, instruction)
-    if values.size and (int(values.min()) < 0 or int(np.abs(values).max()) >= 2**31):
-        text = f"column coordinates from {int(values.min())} to {int(values.max())}"
-        yield Finding(
-            "tma-coordinate", used.variable.name, text, {"least": int(values.min()), "most": int(values.max())}
-        )
