@@ -4,8 +4,8 @@
     python benchmarks/table.py --check         only says, by its exit status, whether README.md is up to date
     python benchmarks/table.py --print         prints the table
 
-Reads every report in benchmarks/results/<gpu>/.  A row measured more than once counts with its latest run.  Losses and
-refusals are shown like everything else.
+Reads every report of `comfuse bench` in benchmarks/results/<gpu>/.  A row measured more than once counts with its latest
+run.  Losses and refusals are shown like everything else.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ HEAD = (
 
 
 def read_reports(folder: Path) -> list[BenchReport]:
-    """The reports of a folder, oldest first.  Raises ReportError for a file that is not one."""
-    return sorted((BenchReport.read(path) for path in sorted(folder.glob("*.json"))), key=lambda report: report.date)
+    """The reports of a folder, oldest first; the folder also has records of other measurements, which are left out.
+
+    Raises ReportError for a report that is not whole.
+    """
+    paths = [path for path in sorted(folder.glob("*.json")) if BenchReport.is_one(path)]
+    return sorted(map(BenchReport.read, paths), key=lambda report: report.date)
 
 
 def latest_rows(reports: list[BenchReport]) -> list[tuple[BenchReport, RowResult]]:

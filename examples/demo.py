@@ -18,7 +18,7 @@ from rich.console import Console
 
 import tvm_comfuse
 from tvm_comfuse.cli.compile import kernel_table
-from tvm_comfuse.cli.explain import table
+from tvm_comfuse.cli.explain import show
 
 #: the error our result may have, as a multiple of eager PyTorch's in the same dtype
 ERROR_FACTOR = 2.0
@@ -59,7 +59,7 @@ def main() -> int:
     console = Console(width=120, highlight=False, markup=False)
     layer, inputs = build(batch=32, sequence=512)
     explanation = tvm_comfuse.explain(layer, "h200", example_args=inputs)
-    console.print(table(explanation))
+    show(console, explanation)
     checks = {
         "every matmul is fused": all(matmul.fused for matmul in explanation.matmuls),
         "no kernel spills": show_kernels(console, layer, inputs),

@@ -63,7 +63,7 @@ def find_anchor(flow: Dataflow, index: int) -> Anchor | Refusal:
             "dtype",
             "x and w must both be float16 or both be bfloat16",
             {"x": types[0], "w": types[1]},
-            "convert the model to half precision (frontend option dtype)",
+            "convert the model to half precision: model.to(torch.bfloat16)",
         )
     columns, depth = (w_dims[0], w_dims[1]) if layout == "NK" else (w_dims[1], w_dims[0])
     rows = product(x_dims[:-1])

@@ -8,7 +8,7 @@ Everything between is float32.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -21,11 +21,11 @@ from tvm_comfuse.relay_patterns.graph import Node
 from tvm_comfuse.relay_patterns.operands import Operand
 from tvm_comfuse.relay_patterns.rules import ELEMENTWISE
 from tvm_comfuse.relay_patterns.stages import Merge, Stage, plan_stages
+from tvm_comfuse.row_reducers import REDUCERS
 
 #: Relax's operator pattern "opaque": its fusion passes leave the function alone
 OPAQUE = 8
 F32 = "float32"
-REDUCERS: dict[str, Callable[..., Any]] = {"sum": te.sum, "max": te.max, "min": te.min}
 #: offsets into a larger buffer need 64-bit loop variables
 INT32_LIMIT = 2**31
 

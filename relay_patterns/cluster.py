@@ -55,7 +55,7 @@ class Cluster:
 class MatmulReport:
     """One matmul of the model.
 
-    name      of its Relax variable
+    name      of its Relax variable, with ``#2``, ``#3``, ... where several of the module have one name
     shape     [M, N, K]; text for symbolic sizes
     fused     whether it is the anchor of a cluster
     ops       Relax operators of the cluster, the matmul first; without a cluster the matmul alone

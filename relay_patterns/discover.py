@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import tvm
@@ -23,7 +24,28 @@ def discover(mod: tvm.IRModule, function: str = "main") -> Discovery:
     names = [gv.name_hint for gv, func in mod.functions_items() if isinstance(func, relax.Function)]
     if function not in names:
         raise ModelError(f"a Relax function {function!r}", f"{names}", "name one of these")
-    return Search(in_dataflow(mod)[function]).discovery
+    return searches(in_dataflow(mod))[function].discovery
+
+
+def searches(flat: tvm.IRModule) -> dict[str, Search]:
+    """The search of every Relax function of a module in dataflow form; no two matmuls of the module have one name."""
+    functions = [(gv.name_hint, func) for gv, func in flat.functions_items() if isinstance(func, relax.Function)]
+    # by name: the order of a module's functions may depend on how it was made
+    found = {name: Search(func) for name, func in sorted(functions, key=lambda pair: pair[0])}
+    _make_unique([report for search in found.values() for report in search.discovery.matmuls])
+    return found
+
+
+def _make_unique(reports: list[MatmulReport]) -> None:
+    """Variables of one name get ``#2``, ``#3``, ... in program order; a model may have many ``lv1``."""
+    taken = {report.name for report in reports}
+    seen: set[str] = set()
+    for report in reports:
+        if report.name in seen:
+            number = next(number for number in count(2) if f"{report.name}#{number}" not in taken)
+            report.name = f"{report.name}#{number}"
+            taken.add(report.name)
+        seen.add(report.name)
 
 
 def in_dataflow(mod: tvm.IRModule) -> tvm.IRModule:

@@ -13,7 +13,7 @@ from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.relay_patterns.block import Dataflow
 from tvm_comfuse.relay_patterns.canonical import Canonical, canonicalize, operand_shape
 from tvm_comfuse.relay_patterns.cluster import Cluster, Discovery, MatmulReport
-from tvm_comfuse.relay_patterns.discover import Search, in_dataflow
+from tvm_comfuse.relay_patterns.discover import Search, in_dataflow, searches
 from tvm_comfuse.relay_patterns.grow import grow
 from tvm_comfuse.relay_patterns.shapes import dims_of, equal
 
@@ -54,13 +54,11 @@ def fuse_clusters(
     flat = in_dataflow(mod)
     builder = relax.BlockBuilder(flat)
     reports: dict[str, Discovery] = {}
-    for var, func in flat.functions_items():
-        if isinstance(func, relax.Function):
-            search = Search(func)
-            reports[var.name_hint] = search.discovery
-            accepted = [_offer(search, number, accept, on_offer) for number in range(len(search.flow_of))]
-            if any(accepted):
-                builder.update_func(var, _rewrite(builder, search, accepted))
+    for name, search in searches(flat).items():
+        reports[name] = search.discovery
+        accepted = [_offer(search, number, accept, on_offer) for number in range(len(search.flow_of))]
+        if any(accepted):
+            builder.update_func(flat.get_global_var(name), _rewrite(builder, search, accepted))
     if not any(report.fused for discovery in reports.values() for report in discovery.matmuls):
         return mod, reports
     return relax.transform.DeadCodeElimination()(builder.get()), reports

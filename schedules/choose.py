@@ -12,7 +12,7 @@ from tvm_comfuse.refusal import Refusal
 from .cost import estimate
 from .device import Device
 from .footprint import row_parts
-from .legality import MAX_CLUSTER, legality, supported
+from .legality import MAX_CLUSTER, legality, row_length, supported
 from .plan import Plan
 from .spec import ClusterSpec
 
@@ -27,7 +27,7 @@ CLUSTERS_M = (1, 2)
 
 def candidates(spec: ClusterSpec, device: Device) -> list[Plan]:
     """All legal plans of the enumeration, in a fixed order; [] if there is none."""
-    if supported(spec):
+    if supported(spec) or any(row_length(spec, device)):
         return []
     return [plan for plan in _enumerate(spec, device) if not legality(plan, spec, device)]
 
@@ -38,7 +38,7 @@ def default_plan(spec: ClusterSpec, device: Device) -> Plan | Refusal:
     Ties go to the smaller cluster, then to the deeper pipeline, then to fewer CTAs for a row, then to the earlier
     candidate.  A refusal says why no candidate is legal.
     """
-    reasons = supported(spec)
+    reasons = [*supported(spec), *row_length(spec, device)]
     if reasons:
         return reasons[0]
     plans = candidates(spec, device)
@@ -123,7 +123,7 @@ def _why_none(spec: ClusterSpec, device: Device) -> Refusal:
     nearest = min(every, key=len)
     return Refusal(
         "no-plan",
-        "no plan of the enumeration is legal; the nearest one fails: " + "; ".join(str(r) for r in nearest),
+        "no plan of the enumeration is legal; the nearest one fails: " + "; ".join(r.fact for r in nearest),
         {"tried": len(every), "N": spec.n, "K": spec.k},
-        "; ".join(dict.fromkeys(r.remedy for r in nearest)),
+        "; ".join(dict.fromkeys(r.remedy for r in nearest if r.remedy)),
     )

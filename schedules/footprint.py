@@ -7,7 +7,7 @@ import math
 import tvm
 
 from .plan import MMA_GROUPS, Plan
-from .spec import ClusterSpec, rounds
+from .spec import ClusterSpec, Operand, rounds
 
 #: bytes of an element of x and w
 HALF_BYTES = 2
@@ -38,17 +38,35 @@ def slot_rows(plan: Plan) -> tuple[int, int]:
     return plan.tile_m * plan.groups_m, plan.tile_n * plan.groups_n
 
 
+def stored_by_tma(plan: Plan, spec: ClusterSpec) -> list[str]:
+    """Blocks of the outputs that TMA writes, in the order in which a kernel computes them."""
+    placed = dict(zip([output.block for output in spec.tile_outputs], plan.store, strict=True))
+    return [block for blocks in spec.passes for block in blocks if placed.get(block) == "tma"]
+
+
+def shared_operand(plan: Plan, spec: ClusterSpec) -> Operand | None:
+    """The TMA-placed operand whose tile the outputs that TMA writes may take; None if there is none.
+
+    No pass may read it after the one that writes the first output.  That pass itself may: a thread overwrites just the
+    elements that it has read.
+    """
+    stored = stored_by_tma(plan, spec)
+    if not stored:
+        return None
+    position = {block: number for number, blocks in enumerate(spec.passes) for block in blocks}
+    first = position[stored[0]]
+    loaded = [o for o, where in zip(spec.tile_operands, plan.operands, strict=True) if where == "tma"]
+    return next((o for o in loaded if all(position[block] <= first for block in o.readers)), None)
+
+
 def staging_tiles(plan: Plan, spec: ClusterSpec) -> int:
     """Half-precision tiles of tile_m x tile_n for each MMA warp group.
 
-    One for each [M, N] operand that TMA reads.  The outputs that TMA writes share one: that of an operand which no
-    stage reads after the first of them is written, else one of their own.
+    One for each [M, N] operand that TMA reads.  The outputs that TMA writes share one: that of the shared_operand, else one
+    of their own.
     """
-    loaded = [o for o, where in zip(spec.tile_operands, plan.operands, strict=True) if where == "tma"]
-    stage_of = {output.block: stage.index for stage in spec.stages for output in stage.outputs}
-    stored = [stage_of[o.block] for o, where in zip(spec.tile_outputs, plan.store, strict=True) if where == "tma"]
-    shared = any(operand.last_stage <= min(stored, default=0) for operand in loaded)
-    return len(loaded) + (1 if stored and not shared else 0)
+    own = bool(stored_by_tma(plan, spec)) and shared_operand(plan, spec) is None
+    return plan.operands.count("tma") + own
 
 
 def shared_memory(plan: Plan, spec: ClusterSpec) -> dict[str, int]:

@@ -60,7 +60,7 @@ def matrix_dtype(spec: ClusterSpec) -> Iterator[Refusal]:
             "matrix-dtype",
             "x and w must both be bfloat16 or both float16",
             {"x": spec.x_dtype, "w": spec.w_dtype},
-            "cast the model to half precision",
+            "convert the model to half precision: model.to(torch.bfloat16)",
         )
 
 
@@ -240,8 +240,19 @@ def depth(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
             "pipeline-depth",
             f"pipeline_depth must be 2 to {MAX_DEPTH}",
             {"pipeline_depth": plan.pipeline_depth},
-            "take 3 or 4",
+            _depths_that_fit(plan, spec, device),
         )
+
+
+def _depths_that_fit(plan: Plan, spec: ClusterSpec, device: Device) -> str:
+    """What to try instead of a pipeline_depth."""
+    parts = shared_memory(plan, spec)
+    rest = device.shared_memory - (sum(parts.values()) - parts["pipeline"])
+    most = min(MAX_DEPTH, rest * plan.pipeline_depth // parts["pipeline"])
+    if most < 2:
+        return "take smaller tiles: not even two slots fit into shared memory"
+    depths = "2" if most == 2 else f"2 to {most}"
+    return f"take a pipeline_depth of {depths}, for which there is shared memory"
 
 
 def memory(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
@@ -253,7 +264,7 @@ def memory(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
             "shared-memory",
             f"a CTA of {device.name} has {device.shared_memory} bytes of shared memory",
             {**parts, "total": total},
-            "take a smaller pipeline_depth or tile, or place an operand or output in global memory",
+            f"{_depths_that_fit(plan, spec, device)}; or place an operand or output in global memory",
         )
 
 
@@ -269,11 +280,14 @@ def exchange(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]
             yield Refusal("exchange-none", "exchange must be none without a row reduction", numbers, "set it to none")
         return
     rule, good = {
-        "none": ("none has no row values", False),
-        "warp": ("warp needs the whole row in one group's tile", plan.groups_n == 1 and parts == 1),
-        "cta": ("cta needs the row in two groups side by side (cooperative 1 x 2)", plan.groups_n > 1 and parts == 1),
-        "cluster": ("cluster needs 2 to 8 CTAs for a row", 2 <= parts <= MAX_CLUSTER),
-        "grid": ("grid needs at least 2 CTAs for a row", parts >= 2),
+        "none": ("exchange none is for clusters without row reductions, and this one has some", False),
+        "warp": ("exchange warp needs the whole row in one group's tile", plan.groups_n == 1 and parts == 1),
+        "cta": (
+            "exchange cta needs the row in two groups side by side (cooperative 1 x 2)",
+            plan.groups_n > 1 and parts == 1,
+        ),
+        "cluster": (f"exchange cluster needs 2 to {MAX_CLUSTER} CTAs for a row", 2 <= parts <= MAX_CLUSTER),
+        "grid": ("exchange grid needs at least 2 CTAs for a row", parts >= 2),
     }[plan.exchange]
     if not good:
         yield Refusal("exchange-scope", rule, numbers, "choose the nearest scope that reaches all parts of a row")
@@ -303,6 +317,16 @@ def grid(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
     """The persistent grid is whole rows and clusters, as each CTA keeps its columns, and runs in one wave."""
     size = plan.cluster_m * plan.cluster_n
     resident = device.clusters(size) * size
+    parts = row_parts(plan, spec)
+    step = parts * plan.cluster_m
+    if step > resident:
+        yield Refusal(
+            "row-length",
+            "the CTAs that work on the same rows must all run at once",
+            {"N": spec.n, "cta_columns": plan.cta_columns, "CTAs": step, "resident": resident},
+            "take wider tiles" + (" or cluster_m 1" if plan.cluster_m > 1 else ""),
+        )
+        return
     if plan.ctas > resident:
         yield Refusal(
             "co-residency",
@@ -310,14 +334,12 @@ def grid(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
             {"ctas": plan.ctas, "cluster": size, "resident": resident},
             f"lower ctas to at most {resident}",
         )
-    parts = row_parts(plan, spec)
-    step = parts * plan.cluster_m
     if plan.ctas % step:
         yield Refusal(
             "grid-step",
             "ctas must be a multiple of the CTAs that work on the same rows and of the cluster",
             {"ctas": plan.ctas, "multiple": step, "parts": parts},
-            f"take a multiple of {step}" if step <= resident else "take wider tiles: a row needs more CTAs than run",
+            f"take a multiple of {step}",
         )
 
 
@@ -330,9 +352,23 @@ CLUSTER_CLAUSES: tuple[Callable[[ClusterSpec], Iterator[Refusal]], ...] = (
 )
 
 
+def row_length(spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """Each CTA keeps its columns, so a row has at most what all CTAs that run at once hold with the widest tiles."""
+    limit = device.clusters(1) * MAX_WGMMA_N * MMA_GROUPS
+    if spec.n > limit:
+        pieces = -(-spec.n // limit)
+        yield Refusal(
+            "row-length",
+            f"N is at most {limit} on {device.name}, whose CTAs hold a whole row together",
+            {"N": spec.n, "limit": limit},
+            f"split the weight along N into {pieces} products of at most {limit} columns",
+        )
+
+
 def the_cluster(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
     """The cluster can have a legal plan at all."""
     yield from supported(spec)
+    yield from row_length(spec, device)
 
 
 FORM: tuple[Clause, ...] = (positive, words, placements)

@@ -12,6 +12,7 @@ import tvm_ffi
 from tvm import tirx
 
 from tvm_comfuse.errors import LoweringError
+from tvm_comfuse.row_reducers import reduction_of
 
 #: how the two reductions of a mergeable pair reduce
 MERGE_OPS = {"moments": ("sum", "sum"), "softmax": ("max", "sum")}
@@ -19,7 +20,6 @@ MERGE_OPS = {"moments": ("sum", "sum"), "softmax": ("max", "sum")}
 TRANSCENDENTAL = 6
 
 _NAME = re.compile(r"(?P<gemm>gemm)|stage_(?P<stage>\d+)(_out(?P<out>\d+))?|reduce_(?P<level>\d+)(_(?P<nth>\d+))?")
-_REDUCERS: tuple[tuple[type, str], ...] = ((tirx.Add, "sum"), (tirx.Max, "max"), (tirx.Min, "min"))
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ def normal_form(name: str, node: Any) -> Block:
     reduced = [it.var for it in node.iter_vars if int(it.iter_type) == tirx.IterVar.CommReduce]
     op, value = None, store.value
     if node.init is not None:
-        op = next((op for kind, op in _REDUCERS if isinstance(value, kind)), None)
-        if op is None or not is_load(value.a, store.buffer, store.indices):
-            raise not_canonical("reductions by sum, max or min", f"{name}: {value}")
-        value = value.b
+        found = reduction_of(value, lambda expr: is_load(expr, store.buffer, store.indices))
+        if found is None:
+            raise not_canonical("reductions by sum, max or min of row_reducers, which keep NaN", f"{name}: {value}")
+        op, value = found
     columns = spatial[1:] or (reduced if name != "gemm" else [])
     if not spatial or len(columns) > 1 or (node.init is None) != (not reduced):
         raise not_canonical("rows, and columns or one reduced axis, in each block", f"{len(node.iter_vars)} in {name}")

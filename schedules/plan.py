@@ -67,6 +67,15 @@ class Plan:
         """One line of JSON with sorted keys; the form kept in a schedule's annotation."""
         return json.dumps(self.to_dict(), sort_keys=True)
 
+    def short(self) -> str:
+        """The choices that tell plans apart at a glance."""
+        groups = f" {self.groups_m}x{self.groups_n}" if self.layout == "cooperative" else ""
+        cluster = f", cluster {self.cluster_m}x{self.cluster_n}" if self.cluster_m * self.cluster_n > 1 else ""
+        return (
+            f"{self.tile_m}x{self.tile_n}x{self.tile_k}, depth {self.pipeline_depth}, {self.layout}{groups}, "
+            f"exchange {self.exchange}{cluster}, {self.ctas} CTA{'s' if self.ctas > 1 else ''}"
+        )
+
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Plan:
         """The inverse of to_dict.
@@ -88,7 +97,7 @@ class Plan:
                 "int": isinstance(value, int) and not isinstance(value, bool),
                 "bool": isinstance(value, bool),
                 "str": isinstance(value, str),
-            }.get(str(kind), isinstance(value, (list, tuple)))
+            }.get(str(kind), isinstance(value, (list, tuple)) and all(isinstance(word, str) for word in value))
             if not good:
                 raise PlanError(f"plan field {name} of type {kind}", repr(value), "correct the value")
         plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}

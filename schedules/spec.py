@@ -25,16 +25,16 @@ KINDS = ("gemm_reduce", "gemm_elementwise")
 class Operand:
     """An input other than x and w.
 
-    index       position among the function's parameters
-    kind        ``tile`` [M, N], ``col`` [N], ``row`` [M] or [M, 1], ``scalar`` [1]
-    last_stage  last stage that reads it
+    index    position among the function's parameters
+    kind     ``tile`` [M, N], ``col`` [N], ``row`` [M] or [M, 1], ``scalar`` [1]
+    readers  blocks that read it
     """
 
     name: str
     index: int
     kind: str
     dtype: str
-    last_stage: int = 0
+    readers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,16 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Output:
-    """An output: ``tile`` [M, N] or ``row`` [M, 1]; index is its position among the function's parameters."""
+    """An output: ``tile`` [M, N] or ``row`` [M, 1]; index is its position among the function's parameters.
+
+    late  it reads the value that its own stage carries
+    """
 
     block: str
     index: int
     dtype: str
     kind: str
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,16 @@ class Stage:
     reductions: tuple[Reduction, ...]
     outputs: tuple[Output, ...]
     operations: int = 0
+
+    @property
+    def passes(self) -> list[tuple[str, ...]]:
+        """Blocks in the order in which a kernel computes them, together what one pass over the tile computes.
+
+        Outputs of the value that the stage before carries; the carried value with the reductions; the late outputs.
+        """
+        early, late = ([(o.block,) for o in self.outputs if o.late == when] for when in (False, True))
+        reductions = tuple(reduction.block for reduction in self.reductions)
+        return [*early, ((self.carried,) if self.carried else ()) + reductions, *late]
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,11 @@ class ClusterSpec:
         """All outputs in the order of the function's parameters."""
         every = [output for stage in self.stages for output in stage.outputs]
         return tuple(sorted(every, key=lambda output: output.index))
+
+    @property
+    def passes(self) -> list[tuple[str, ...]]:
+        """Those of all stages in order."""
+        return [blocks for stage in self.stages for blocks in stage.passes]
 
     @property
     def reductions(self) -> tuple[Reduction, ...]:
@@ -198,7 +217,7 @@ class _Analysis:
         """Reads the product, then the stages in order, then the operands."""
         gemm = self.blocks["gemm"]
         m, n, k, layout = self._product(gemm)
-        self.m, self.n, self.kinds, self.last = m, n, dict[int, str](), dict[int, int]()
+        self.m, self.n, self.kinds, self.readers = m, n, dict[int, str](), dict[int, list[str]]()
         for block in self.blocks.values():
             if block.store.buffer not in self.params and block.store.buffer.dtype != "float32":
                 raise not_canonical("float32 between the blocks", f"{block.name} of {block.store.buffer.dtype}")
@@ -214,7 +233,7 @@ class _Analysis:
             if index not in outputs and index not in self.kinds:
                 self.kinds[index] = self._kind_by_shape(buffer)
         operands = tuple(
-            Operand(buffer.name, index, self.kinds[index], str(buffer.dtype), self.last.get(index, 0))
+            Operand(buffer.name, index, self.kinds[index], str(buffer.dtype), tuple(self.readers.get(index, ())))
             for index, buffer in enumerate(self.params)
             if index > 1 and index not in outputs
         )
@@ -255,8 +274,8 @@ class _Analysis:
         for level in range(len(levels)):
             stage, carried, rows = self._stage(level, carried, rows)
             stages.append(stage)
-        if stages[-1].reductions or stages[-1].carried or not stages[-1].outputs:
-            raise not_canonical("a last stage with outputs only", f"stage {len(stages) - 1}")
+        if stages[-1].reductions or not stages[-1].outputs:
+            raise not_canonical("a last stage with outputs and no reduction", f"stage {len(stages) - 1}")
         for stage in stages[:-1]:
             if not stage.reductions:
                 raise not_canonical("a reduction in every stage but the last", f"none in stage {stage.index}")
@@ -275,7 +294,8 @@ class _Analysis:
             if block.nth is not None:
                 reductions.append(self._reduction(block, rows))
             elif block.output is not None:
-                outputs.append(self._output(block))
+                late = own is not None and any(self.made.get(load.source) == own for load in loads(block.value))
+                outputs.append(self._output(block, late))
             elif not same_indices(block.store.indices, (block.i, block.j)) or block.op:
                 raise not_canonical("a stage block to write at [i, j]", block.name)
         reductions.sort(key=lambda r: self.blocks[r.block].nth or 0)
@@ -305,7 +325,8 @@ class _Analysis:
         index = next((n for n, buffer in enumerate(self.params) if buffer.same_as(load.source)), None)
         if index is None or index < 2:
             raise not_canonical(f"{block.name} to read parameters behind x and w", f"a load of {load.source.name}")
-        self.last[index] = max(block.level or 0, self.last.get(index, 0))
+        if block.name not in self.readers.setdefault(index, []):
+            self.readers[index].append(block.name)
         at, shape = list(load.indices), list(load.source.shape)
         known = {
             "tile": same_indices(at, (block.i, block.j)) and not is_one(shape[1]),
@@ -338,7 +359,7 @@ class _Analysis:
             check_pair(merge, self.blocks[first], block, self.n)
         return Reduction(block.name, block.op, merge, first)
 
-    def _output(self, block: Block) -> Output:
+    def _output(self, block: Block, late: bool) -> Output:
         index = next((n for n, buffer in enumerate(self.params) if buffer.same_as(block.store.buffer)), None)
         if index is None:
             raise not_canonical("an output block to write a parameter", block.name)
@@ -347,7 +368,7 @@ class _Analysis:
         good = same_indices(at, (block.i, block.j)) if kind == "tile" else same_indices(at[:1], (block.i,))
         if not good or block.op:
             raise not_canonical("an output block to write at [i, j], or at [i, 0]", block.name)
-        return Output(block.name, index, str(block.store.buffer.dtype), kind)
+        return Output(block.name, index, str(block.store.buffer.dtype), kind, late)
 
 
 def _uncast(expr: Any) -> Any:

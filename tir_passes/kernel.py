@@ -19,7 +19,6 @@ from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms, rounds
 from tvm_comfuse.tir_passes.emit import operands, ring
 from tvm_comfuse.tir_passes.emit.dsl import Cell, Expr, do, either, loop, named, registers, store, u32, when
 from tvm_comfuse.tir_passes.emit.exchange import slots_of_group
-from tvm_comfuse.tir_passes.emit.expressions import read_buffers
 from tvm_comfuse.tir_passes.emit.fragment import Fragment
 from tvm_comfuse.tir_passes.emit.geometry import CtaPlace, Geometry
 from tvm_comfuse.tir_passes.emit.instructions import opaque
@@ -304,10 +303,10 @@ class Kernel:
         done = 0
         for stage in self.spec.stages:
             own = [self.blocks[stage.carried]] if stage.carried else []
-            late = [out for out in stage.outputs if stage.carried and self._reads(out.block, stage.carried)]
-            early = [out for out in stage.outputs if out not in late]
-            for output in early:
-                self._send(stages, output, use)
+            # the order of Stage.passes
+            for output in stage.outputs:
+                if not output.late:
+                    self._send(stages, output, use)
             actions = [stages.carry(block) for block in own]
             members = [m for group in self.rounds for m in group if group[0] in stage.reductions]
             if members:
@@ -315,15 +314,12 @@ class Kernel:
                 done += 1
             else:
                 stages.sweep(actions)
-            for output in late:
-                self._send(stages, output, use)
+            for output in stage.outputs:
+                if output.late:
+                    self._send(stages, output, use)
         for slot in self.staging.operand_tiles:
             if not self.staging.stored(slot.tile):
                 ring.arrive(self.tile_empty, self.tile_barrier(self.group, slot.tile))
-
-    def _reads(self, block: str, carried: str) -> bool:
-        buffer = self.blocks[carried].store.buffer
-        return any(read.same_as(buffer) for read in read_buffers([self.blocks[block].value]))
 
     def _send(self, stages: Stages, output: Any, use: Expr) -> None:
         block, buffer = self.blocks[output.block], self.buffers[output.index]

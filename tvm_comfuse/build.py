@@ -16,6 +16,7 @@ from tvm_comfuse.cuda.callback import own_cuda_compiler
 from tvm_comfuse.cuda.launch import DynamicShared
 from tvm_comfuse.dump import Dump
 from tvm_comfuse.errors import BuildError, ComfuseError, ModelError, TargetError
+from tvm_comfuse.frontend.messages import telling_line
 from tvm_comfuse.relax_pipeline import lower
 from tvm_comfuse.runtime import Compiled
 from tvm_comfuse.target import HOPPER_ARCH, is_cuda, parse_target
@@ -102,7 +103,7 @@ def load(path: str | Path) -> Compiled:
                     "a CUDA driver, which the library's kernels need", "none", "load it elsewhere"
                 ) from error
             raise ModelError(
-                "a library written by export_library", f"{path}: {_last_line(error)}", "write it again"
+                "a library written by export_library", f"{path}: {telling_line(error, last=True)}", "write it again"
             ) from error
     return Compiled(module, parse_target("cuda" if _has_cuda(module) else "llvm"), None)
 
@@ -126,13 +127,9 @@ def _build_errors() -> Iterator[None]:
             raise
         # TVM gives an exception of a Python pass back as a RuntimeError with the same message
         own = _OWN_MESSAGE.search(str(error))
-        words = own.groups() if own else ("a module that TVM compiles", _last_line(error), "look at dump=FOLDER")
+        found = f"{telling_line(error, last=True)} ({type(error).__name__})"
+        words = own.groups() if own else ("a module that TVM compiles", found, "look at dump=FOLDER")
         raise BuildError(*words) from error
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:500] if lines else type(error).__name__
 
 
 def _has_cuda(module: Any) -> bool:

@@ -33,6 +33,10 @@ class BuildError(ComfuseError, RuntimeError):
     """A compiler (nvcc, NVRTC, LLVM) failed or is missing."""
 
 
+class OutputError(BuildError):
+    """A file cannot be written where it was asked for."""
+
+
 class LoweringError(ComfuseError, RuntimeError):
     """A function reached a lowering pass in a form that the pass does not take."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class MatmulExplanation:
     """One matmul of the model.
 
-    name    of its Relax variable
+    name    of its Relax variable, with ``#2``, ``#3``, ... where several have one name
     shape   [M, N, K], symbolic extents as text
     fused   whether it and the operators behind it become one kernel
     ops     Relax operators of the kernel in program order, the matmul first
@@ -45,25 +45,70 @@ class MatmulExplanation:
             "reason": {"code": self.reason.code, "text": str(self.reason)},
         }
 
+    @property
+    def operators(self) -> str:
+        """Names of `ops` for a person."""
+        return ", ".join(_plain(name) for name in self.ops)
+
+    @property
+    def ends(self) -> list[str]:
+        """Where the kernel ends and by which rule, one line a rule; the reason alone without a kernel."""
+        if not self.fused:
+            return [f"not fused, {self.reason.code}: {self.reason}"]
+        operators: dict[str, list[str]] = {}
+        for stop in self.stops:
+            name = _plain(str(stop.numbers.get("operator", "")))
+            operators.setdefault(stop.clause, []).append(name)
+        return [f"ends at {', '.join(dict.fromkeys(names))}: {clause}" for clause, names in operators.items()]
+
 
 @dataclass(frozen=True)
 class Explanation:
-    """Every matmul of a model, in program order."""
+    """Every matmul of a model, in program order.
+
+    planned_for  the GPU whose clusters and plans these are, where the target is not that GPU but runs its clusters; else ""
+    """
 
     target: str
     matmuls: tuple[MatmulExplanation, ...] = field(default=())
+    planned_for: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """``{"matmuls": [...]}``, plain JSON values."""
         return {"matmuls": [matmul.to_dict() for matmul in self.matmuls]}
 
     def __str__(self) -> str:
+        lines = []
+        for matmul in self.matmuls:
+            lines.append(f"{matmul.name} {' x '.join(map(str, matmul.shape))}: {'' if matmul.fused else 'not '}fused")
+            if matmul.fused:
+                lines.append(f"  operators: {matmul.operators}")
+            if matmul.plan is not None:
+                lines.append(f"  plan: {matmul.plan.short()}")
+            lines += [f"  {end}" for end in matmul.ends]
+        return "\n".join([*lines, *([self.note] if self.note else []), self.summary])
+
+    @property
+    def summary(self) -> str:
+        """How many matmuls there are, fused and not."""
         if not self.matmuls:
             return "no matmul in the model"
-        return "\n".join(
-            f"{m.name} {list(m.shape)}: {'fused ' + ' '.join(m.ops) if m.fused else 'not fused'}; {m.reason}"
-            for m in self.matmuls
+        fused, count = sum(matmul.fused for matmul in self.matmuls), len(self.matmuls)
+        rest = f", {count - fused} not" if fused < count else ""
+        return f"{count} matmul{'s' if count > 1 else ''}: {fused} fused{rest}"
+
+    @property
+    def note(self) -> str:
+        """What must be known about the plans, or ""."""
+        if not self.planned_for or not any(matmul.plan for matmul in self.matmuls):
+            return ""
+        return (
+            f"clusters and plans are those of the {self.planned_for}; {self.target} runs the clusters without the plans"
         )
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("relax.")
 
 
 def explain(

@@ -37,7 +37,8 @@ def fuse(mod: tvm.IRModule, target: Target, plans: Plans | None = None) -> tuple
     fused, reports = fuse_clusters(mod, decider.accept, decider.on_offer)
     matmuls = [report for discovery in reports.values() for report in discovery.matmuls]
     _check_names(parsed, [report.name for report in matmuls])
-    return fused, Explanation(name_of(target), tuple(_explained(m, decider.accepted.get(id(m))) for m in matmuls))
+    explained = tuple(_explained(matmul, decider.accepted.get(id(matmul))) for matmul in matmuls)
+    return fused, Explanation(name_of(target), explained, planned_for="" if is_cuda(target) else H200.name)
 
 
 @dataclass
@@ -73,7 +74,8 @@ class _Decider:
             )
         result = schedule(func, device, self.plans.get(name))
         if isinstance(result, Refusal) and name in self.plans:
-            raise PlanError(f"a plan for {name} that is legal on {device.name}", str(result), "correct the plan")
+            needed = f"a plan for {name} that is legal on {device.name}: {result.clause}"
+            raise PlanError(needed, result.amounts or result.code, result.remedy or "take another plan")
         return result
 
 
@@ -82,12 +84,17 @@ def _device(target: Target) -> Device | None:
 
 
 def _parse(plans: Plans) -> dict[str, Plan]:
+    hint = "take the plans of `comfuse explain --json`"
+    if not isinstance(plans, Mapping):
+        raise PlanError("plans by the names of their matmuls", type(plans).__name__, hint)
     parsed = {}
     for name, plan in plans.items():
         if isinstance(plan, str):
             plan = Plan.from_json(plan)
         elif isinstance(plan, Mapping):
             plan = Plan.from_dict(dict(plan))
+        elif not isinstance(plan, Plan):
+            raise PlanError(f"a plan, its dictionary or its JSON for {name}", f"{plan!r}"[:80], hint)
         parsed[name] = plan
     return parsed
 

@@ -25,9 +25,17 @@ class Refusal:
     remedy: str = ""
 
     def __str__(self) -> str:
-        numbers = ", ".join(f"{key}={value}" for key, value in self.numbers.items())
-        text = f"{self.clause} ({numbers})" if numbers else self.clause
-        return f"{text}; {self.remedy}" if self.remedy else text
+        return f"{self.fact}; {self.remedy}" if self.remedy else self.fact
+
+    @property
+    def fact(self) -> str:
+        """The rule and the numbers, without the remedy."""
+        return f"{self.clause} ({self.amounts})" if self.numbers else self.clause
+
+    @property
+    def amounts(self) -> str:
+        """The numbers alone."""
+        return ", ".join(f"{key}={value}" for key, value in self.numbers.items())
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain JSON values; ``text`` is the whole sentence."""

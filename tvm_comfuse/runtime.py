@@ -13,6 +13,7 @@ from tvm.target import Target
 
 from tvm_comfuse.cuda import CubinReport, compile_cubin, sources
 from tvm_comfuse.errors import BuildError, ModelError, TargetError
+from tvm_comfuse.output import check_suffix
 from tvm_comfuse.target import HOPPER_ARCH, is_cuda, name_of
 
 if TYPE_CHECKING:
@@ -64,8 +65,13 @@ class Compiled:
         return _convert(result, to_torch=any(_is_torch(x) for x in inputs))
 
     def export_library(self, path: str | Path) -> Path:
-        """Write a shared library that ``tvm_comfuse.load`` and TVM's runtime can load.  Raises BuildError."""
+        """Write a shared library that ``tvm_comfuse.load`` and TVM's runtime can load; makes missing folders.
+
+        path  must end in ``.so``
+        Raises OutputError for another path, BuildError for what the linker says.
+        """
         path = Path(path)
+        check_suffix(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.executable.export_library(str(path))

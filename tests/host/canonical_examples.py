@@ -16,6 +16,8 @@ import numpy as np
 import tvm
 from tvm import te, tirx
 
+from tvm_comfuse.row_reducers import REDUCERS
+
 F32 = "float32"
 
 
@@ -120,7 +122,7 @@ def _layer_norm_reference(x, w, b, r, g, e):
 def softmax_cap(mk: Maker) -> tirx.PrimFunc:
     """softmax(30 tanh(x W / 30)), one exchange for maximum and sum."""
     s0 = mk.stage(0, lambda i, j: const(30.0) * te.tanh(mk.gemm[i, j] * const(1 / 30.0)))
-    top = mk.reduce("reduce_0", te.max, lambda i, j: s0[i, j])
+    top = mk.reduce("reduce_0", REDUCERS["max"], lambda i, j: s0[i, j])
     total = mk.reduce("reduce_1", te.sum, lambda i, j: te.exp(s0[i, j] - top[i]), merge="softmax", first="reduce_0")
     out = mk.out(2, lambda i, j: te.exp(s0[i, j] - top[i]) / total[i])
     return mk.func(
@@ -194,7 +196,7 @@ def _gate_reference(x, w, gate, row, scale):
 
 def norm_of_softmax(mk: Maker) -> tirx.PrimFunc:
     """LayerNorm(softmax(x W)): an exponential carried in stage 1, three levels of dependent reductions, one pair."""
-    top = mk.reduce("reduce_0", te.max, lambda i, j: mk.gemm[i, j])
+    top = mk.reduce("reduce_0", REDUCERS["max"], lambda i, j: mk.gemm[i, j])
     s1 = mk.stage(1, lambda i, j: te.exp(mk.gemm[i, j] - top[i]))
     total = mk.reduce("reduce_1", te.sum, lambda i, j: s1[i, j])
     _, squares, d = _moments(mk, lambda i, j: s1[i, j] / total[i], level=2)
@@ -222,8 +224,8 @@ def min_max_scale(mk: Maker) -> tirx.PrimFunc:
     """(v - min v) / (max v - min v + 1): two reductions in one stage."""
     b = mk.col("b")
     s0 = mk.stage(0, lambda i, j: mk.gemm[i, j] + b[j].astype(F32))
-    low = mk.reduce("reduce_0", te.min, lambda i, j: s0[i, j])
-    high = mk.reduce("reduce_0_1", te.max, lambda i, j: s0[i, j])
+    low = mk.reduce("reduce_0", REDUCERS["min"], lambda i, j: s0[i, j])
+    high = mk.reduce("reduce_0_1", REDUCERS["max"], lambda i, j: s0[i, j])
     out = mk.out(1, lambda i, j: (s0[i, j] - low[i]) / (high[i] - low[i] + const(1.0)))
     return mk.func([out], "gemm_reduce", [("stage_0", ["reduce_0", "reduce_0_1"], []), (None, [], ["stage_1_out0"])])
 

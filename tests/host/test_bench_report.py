@@ -161,6 +161,21 @@ def test_table_script_rewrites_between_the_markers(table: ModuleType, tmp_path: 
     assert readme.read_text() == text
 
 
+def test_table_leaves_out_records_of_other_kinds(table: ModuleType, tmp_path: Path) -> None:
+    a_report(WON).write(tmp_path / "a.json")
+    (tmp_path / "other.json").write_text(json.dumps({"device": "x", "date": "y", "rows": [{"M": 1}], "protocol": "z"}))
+    (tmp_path / "list.json").write_text("[1]")
+    assert [report.rows[0].name for report in table.read_reports(tmp_path)] == ["won"]
+    # those of this repository are read, whatever lies beside them
+    for report in table.read_reports(table.ROOT / "benchmarks/results/h200"):
+        assert report.commit
+    broken = a_report(WON).to_json()
+    del broken["date"]
+    (tmp_path / "broken.json").write_text(json.dumps(broken))
+    with pytest.raises(ReportError, match="date"):
+        table.read_reports(tmp_path)
+
+
 def test_table_script_without_reports_or_markers(
     table: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

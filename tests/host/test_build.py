@@ -14,9 +14,10 @@ from tvm import relax
 
 import tvm_comfuse
 from tvm_comfuse.cuda import find_nvcc, find_nvrtc
-from tvm_comfuse.errors import BuildError, LoweringError, ModelError, PlanError, TargetError
+from tvm_comfuse.errors import BuildError, LoweringError, ModelError, OutputError, PlanError, TargetError
 from tvm_comfuse.frontend import from_torch
 from tvm_comfuse.fusion import fuse
+from tvm_comfuse.relay_patterns.discover import discover
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.footprint import slot_rows
 from tvm_comfuse.target import parse_target
@@ -202,6 +203,85 @@ def test_given_plan_is_used_and_checked() -> None:
         fuse(mod, target, {up.name: dataclasses.replace(plan, tile_n=72)})
     with pytest.raises(PlanError, match="missing"):
         fuse(mod, target, {up.name: {"tile_m": 64}})
+    for wrong in (5, None, [plan]):
+        with pytest.raises(PlanError, match=rf"needed a plan.*{up.name}; found"):
+            fuse(mod, target, {up.name: wrong})  # type: ignore[dict-item]
+    with pytest.raises(PlanError, match=r"plan field store .* found \[1\]"):
+        fuse(mod, target, {up.name: {**plan.to_dict(), "store": [1]}})
+    with pytest.raises(PlanError, match="found list"):
+        fuse(mod, target, [plan])  # type: ignore[arg-type]
+
+
+def test_message_of_an_illegal_plan() -> None:
+    mod, target = from_torch(_block(), (_input(4, 32),)), parse_target("h200")
+    up = fuse(mod, target)[1].matmuls[0]
+    with pytest.raises(PlanError) as caught:
+        fuse(mod, target, {up.name: dataclasses.replace(up.plan, tile_m=32)})
+    rule = f"a plan for {up.name} that is legal on h200: tile_m must be one of (64, 128)"
+    assert str(caught.value) == f"needed {rule}; found tile_m=32; try: take 64 or 128"
+
+
+def _equal_names(function: str = "main") -> tvm.IRModule:
+    """Products bound to variables called lv1, lv1, lv1#2 and lv1."""
+    rows, square = (relax.TensorType(shape, "bfloat16") for shape in ((32, WIDTH), (WIDTH, WIDTH)))
+    x, w = relax.Var("x", rows), relax.Var("w", square)
+    bindings: list[relax.VarBinding] = []
+
+    def bind(name: str, call: relax.Expr, kind: type = relax.DataflowVar) -> relax.Var:
+        bindings.append(relax.VarBinding(kind(name, rows), call))
+        return bindings[-1].var
+
+    value = x
+    for name in ("lv1", "lv1", "lv1#2", "lv1"):
+        value = bind("lv", relax.op.nn.relu(bind(name, relax.op.matmul(value, w))))
+    out = bind("out", value, relax.Var)
+    func = relax.Function([x, w], relax.SeqExpr([relax.DataflowBlock(bindings)], out), rows)
+    mod = tvm.IRModule({function: func.with_attr("global_symbol", function)})
+    return relax.transform.Normalize()(mod)
+
+
+def test_names_are_unique_and_plans_go_round() -> None:
+    mod, target = _equal_names(), parse_target("h200")
+    explained = fuse(mod, target)[1]
+    names = [matmul.name for matmul in explained.matmuls]
+    assert names == ["lv1", "lv1#3", "lv1#2", "lv1#4"]
+    assert [matmul.name for matmul in discover(mod).matmuls] == names
+    assert [matmul.name for matmul in fuse(mod, parse_target("llvm"))[1].matmuls] == names
+    third = dataclasses.replace(explained.matmuls[3].plan, pipeline_depth=3)
+    plans = {matmul["name"]: matmul["plan"] for matmul in explained.to_dict()["matmuls"]}
+    again = fuse(mod, target, {**plans, names[3]: third})[1]
+    assert [matmul.plan for matmul in again.matmuls] == [*(m.plan for m in explained.matmuls[:3]), third]
+
+
+def test_names_are_unique_over_all_functions_of_a_module() -> None:
+    first, second = _equal_names(), _equal_names("other")
+    mod = tvm.IRModule({"main": first["main"], "other": second["other"]})
+    names = [matmul.name for matmul in fuse(mod, parse_target("h200"))[1].matmuls]
+    assert len(set(names)) == len(names) == 8
+    both = [matmul.name for function in ("main", "other") for matmul in discover(mod, function).matmuls]
+    assert both == names
+
+
+def test_explanation_prints_short_lines() -> None:
+    mod = from_torch(_block(), (_input(4, 32),))
+    text = str(fuse(mod, parse_target("h200"))[1])
+    assert text.splitlines()[-1] == "2 matmuls: 2 fused"
+    assert len(text.splitlines()) >= 8
+    assert max(map(len, text.splitlines())) < 120
+    assert "h200" not in text
+    on_cpu = str(fuse(mod, parse_target("llvm"))[1]).splitlines()
+    assert on_cpu[-2] == "clusters and plans are those of the h200; llvm runs the clusters without the plans"
+    odd = from_torch(torch.nn.Linear(100, 64).to(torch.bfloat16), (torch.ones(8, 100).bfloat16(),))
+    text = str(fuse(odd, parse_target("h200"))[1])
+    assert text.splitlines()[-1] == "1 matmul: 0 fused, 1 not"
+    assert "k-alignment" in text
+
+
+def test_library_needs_its_suffix(dynamic: tvm_comfuse.Compiled, tmp_path: Path) -> None:
+    for name in ("model", "model.dll", "model.so.1"):
+        with pytest.raises(OutputError, match=r"ends in \.so"):
+            dynamic.export_library(tmp_path / name)
+    assert not list(tmp_path.iterdir())
 
 
 def test_fuse_leaves_its_argument_alone() -> None:

@@ -38,6 +38,18 @@ def relu():
 """
 
 
+ENCODER = """
+import torch
+
+
+def build():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(64, 2, 128, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return model.to(torch.bfloat16).eval(), (torch.randn(2, 16, 64).to(torch.bfloat16),)
+"""
+
+
 class Result:
     """What a call printed and its exit code."""
 
@@ -110,6 +122,11 @@ def test_explain_table(comfuse: Any, model: Path) -> None:
     text = comfuse("explain", f"{model}:odd").out
     assert "8 x 64 x 100" in text
     assert "k-alignment" in text
+    assert text.splitlines()[-1] == "1 matmul: 0 fused, 1 not"
+    fused = comfuse("explain", f"{model}:build", "--target", "llvm").out
+    assert fused.splitlines()[-1] == "2 matmuls: 2 fused"
+    assert "plans are those of the h200" in fused
+    assert " ends at matmul: the operator belongs" in fused
     assert comfuse("explain", f"{model}:relu").out.strip() == "no matmul in the model"
     assert comfuse("explain", f"{model}:relu", "--json").json == {"matmuls": []}
 
@@ -151,11 +168,61 @@ def test_compile_with_plans_of_explain(comfuse: Any, model: Path, tmp_path: Path
     plans.write_text(json.dumps(explained))
     result = comfuse("compile", f"{model}:build", "-o", tmp_path / "m.so", "--plans", plans, "--json")
     assert result.json["matmuls"][0]["plan"]["pipeline_depth"] == 3
-    for text, found in (("[]", "list"), ("{", "plans.json"), ('{"nothere": {}}', "missing")):
+    for text, found in (
+        ("[]", "list"),
+        ("{", "plans.json"),
+        ('{"nothere": {}}', "missing"),
+        ('{"lv": 5}', "found 5"),
+        ('{"matmuls": [5]}', "a name and a plan"),
+        ('{"matmuls": [{"plan": {"tile_m": 64}}]}', "a name and a plan"),
+    ):
         plans.write_text(text)
         wrong = comfuse("compile", f"{model}:build", "-o", tmp_path / "m.so", "--plans", plans)
         assert _is_one_clean_line(wrong)
         assert found in wrong.err
+
+
+@pytest.mark.parametrize("target", ["h200", "llvm"])
+def test_plans_of_explain_go_round(comfuse: Any, tmp_path: Path, target: str) -> None:
+    (tmp_path / "encoder.py").write_text(ENCODER)
+    explained = comfuse("explain", f"{tmp_path}/encoder.py:build", "--json").json
+    plans = tmp_path / "b.json"
+    plans.write_text(json.dumps(explained))
+    arguments = ("-o", tmp_path / "b.so", "--plans", plans, "--target", target, "--json")
+    compiled = comfuse("compile", f"{tmp_path}/encoder.py:build", *arguments)
+    assert compiled.code == 0, compiled.err
+    assert compiled.json["matmuls"] == explained["matmuls"]
+    names = [matmul["name"] for matmul in explained["matmuls"]]
+    assert len(set(names)) == len(names) == 8
+
+
+def test_outputs_are_checked_before_the_work(
+    comfuse: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(*_: object, **__: object) -> None:
+        raise AssertionError("started")
+
+    monkeypatch.setattr("tvm_comfuse.build.compile", work)
+    monkeypatch.setattr("tvm_comfuse.bench.run_suite", work)
+    monkeypatch.setattr("tvm_comfuse.frontend.load_model", work)
+    (tmp_path / "folder.so").mkdir()
+    (tmp_path / "file").touch()
+    calls = [("compile", f"{model}:build", "-o"), ("run", f"{model}:build", "--save"), ("bench", "--json")]
+    for call in calls:
+        for path, found in (
+            ("nowhere/x.so", "no directory"),
+            ("folder.so", "a directory"),
+            ("file/x.so", "which is no directory"),
+        ):
+            result = comfuse(*call, tmp_path / path)
+            assert _is_one_clean_line(result), result.err
+            assert found in result.err
+    for name in ("model", "model.o"):
+        result = comfuse(*calls[0], tmp_path / name)
+        assert _is_one_clean_line(result), result.err
+        assert "ends in .so" in result.err
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert "no permission" in comfuse(*calls[0], tmp_path / "x.so").err
 
 
 @needs_compiler
@@ -244,8 +311,14 @@ def test_bench_checks_on_the_cpu(comfuse: Any, tmp_path: Path) -> None:
     assert measured["error"] <= 2 * measured["eager_error"]
 
 
-def test_doctor(comfuse: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor(comfuse: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TVM_COMFUSE_CACHE", str(cache))
+    assert comfuse("doctor", "--json").json["cache"] == {"path": str(cache), "size": "0.0 MiB", "bytes": 0}
+    (cache / "cubin").mkdir(parents=True)
+    (cache / "cubin" / "a.json").write_bytes(bytes(3 * 2**20))
     report = comfuse("doctor", "--json").json
+    assert report["cache"] == {"path": str(cache), "size": "3.0 MiB", "bytes": 3 * 2**20}
     assert report["packages"]["apache-tvm"].startswith("0.27.0")
     assert report["llvm"]
     text = comfuse("doctor")

@@ -156,5 +156,16 @@ def test_refusals_say_why() -> None:
     assert candidates(wide, H200) == []
     refusal = default_plan(wide, H200)
     assert isinstance(refusal, Refusal)
+    assert refusal.code == "row-length"
+    assert refusal.numbers == {"N": 512 * 300, "limit": 512 * 132}
+    assert refusal.remedy == "split the weight along N into 3 products of at most 67584 columns"
+    limit = 512 * 132
+    assert isinstance(default_plan(spec_of("layer_norm", 128, limit, 64), H200), Plan)
+    assert default_plan(spec_of("layer_norm", 128, limit + 8, 64), H200).code == "row-length"
+
+
+def test_no_plan_says_each_thing_once() -> None:
+    refusal = default_plan(spec_of("layer_norm", 16384, 1024, 1024), replace(H200, shared_memory=20000))
+    assert isinstance(refusal, Refusal)
     assert refusal.code == "no-plan"
-    assert "must run at once" in str(refusal)
+    assert str(refusal).count("take smaller tiles") == 1

@@ -135,14 +135,21 @@ def test_outputs_share_the_tile_of_an_operand_that_is_read_no_more() -> None:
     assert shared_memory(replace(GRID, operands=("global",)), SPEC)["staging"] == tile
     assert shared_memory(replace(GRID, store=("global",)), SPEC)["staging"] == tile
     assert shared_memory(replace(GRID, operands=("global",), store=("global",)), SPEC)["staging"] == 0
-    # an output of stage 0 cannot take the tile of an operand that stage 1 still reads
-    first = replace(SPEC.stages[0], outputs=(Output("stage_0_out0", 7, "bfloat16", "tile"),))
-    late = replace(SPEC.operands[1], last_stage=1)
-    operands = (SPEC.operands[0], late, *SPEC.operands[2:])
-    spec = replace(SPEC, stages=(first, *SPEC.stages[1:]), operands=operands)
+    # an output of stage 0 cannot take the tile of an operand that a later pass still reads: in stage 1, or in the pass
+    # that makes the carried value if the output comes in front of it
     plan = replace(GRID, store=("tma", "tma"))
-    assert shared_memory(plan, spec)["staging"] == 2 * tile
-    assert shared_memory(plan, replace(spec, operands=SPEC.operands))["staging"] == tile
+    for late, readers, tiles in (
+        (True, ("stage_0",), 1),
+        (True, ("stage_0", "stage_0_out0"), 1),
+        (True, ("stage_0", "reduce_1"), 2),
+        (False, ("stage_0",), 2),
+        (False, ("stage_0_out0",), 1),
+    ):
+        first = replace(SPEC.stages[0], outputs=(Output("stage_0_out0", 7, "bfloat16", "tile", late),))
+        operand = replace(SPEC.operands[1], readers=readers)
+        operands = (SPEC.operands[0], operand, *SPEC.operands[2:])
+        spec = replace(SPEC, stages=(first, *SPEC.stages[1:]), operands=operands)
+        assert shared_memory(plan, spec)["staging"] == tiles * tile, (late, readers)
     two = replace(SPEC, operands=(*SPEC.operands, Operand("s", 8, "tile", "bfloat16")))
     assert shared_memory(replace(GRID, operands=("tma", "tma")), two)["staging"] == 2 * tile
 
@@ -174,3 +181,24 @@ def test_device_clusters() -> None:
     assert [H200.clusters(size) for size in (0, 1, 2, 4, 8, 9)] == [0, 132, 66, 30, 15, 0]
     assert H200.measured
     assert not H100.measured
+
+
+def test_remedies_name_values_that_are_legal() -> None:
+    (refusal,) = legality(replace(GRID, pipeline_depth=4), SPEC, H200)
+    assert "pipeline_depth of 2 to 3" in refusal.remedy
+    far = next(r for r in legality(replace(GRID, pipeline_depth=99), SPEC, H200) if r.code == "pipeline-depth")
+    assert "pipeline_depth of 2 to 3" in far.remedy
+    for depth in (2, 3):
+        assert legality(replace(GRID, pipeline_depth=depth), SPEC, H200) == []
+    assert "this one has some" in legality(replace(GRID, exchange="none"), SPEC, H200)[0].clause
+
+
+def test_a_row_that_needs_more_ctas_than_run() -> None:
+    # 256 columns a CTA: 133 of them
+    long = replace(SPEC, n=256 * 132 + 8)
+    (refusal,) = legality(GRID, long, H200)
+    assert refusal.code == "row-length"
+    assert refusal.numbers["CTAs"] == 133
+    assert refusal.remedy == "take wider tiles"
+    codes = [r.code for r in legality(GRID, replace(SPEC, n=512 * 132 + 8), H200)]
+    assert codes == ["row-length", "row-length"]

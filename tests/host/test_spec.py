@@ -8,6 +8,7 @@ from canonical_examples import EXAMPLES, Maker, const, inputs, references, run_o
 from tvm import te
 
 from tvm_comfuse.errors import LoweringError
+from tvm_comfuse.row_reducers import REDUCERS
 from tvm_comfuse.schedules.spec import Operand, Reduction, analyze, blocks, rounds
 
 F32 = "float32"
@@ -40,10 +41,10 @@ def test_layer_norm() -> None:
     spec = analyze(EXAMPLES["layer_norm"].build())
     assert spec.kind == "gemm_reduce"
     assert spec.operands == (
-        Operand("b", 2, "col", "float16"),
-        Operand("r", 3, "tile", "float16"),
-        Operand("g", 4, "col", "float16", 2),
-        Operand("e", 5, "col", "float16", 2),
+        Operand("b", 2, "col", "float16", ("stage_0",)),
+        Operand("r", 3, "tile", "float16", ("stage_0",)),
+        Operand("g", 4, "col", "float16", ("stage_2_out0",)),
+        Operand("e", 5, "col", "float16", ("stage_2_out0",)),
     )
     assert [stage.carried for stage in spec.stages] == ["stage_0", None, None]
     assert spec.reductions == (
@@ -162,7 +163,7 @@ def wrong_mean(mk: Maker) -> object:
 
 
 def pair_of_another_value(mk: Maker) -> object:
-    top = mk.reduce("reduce_0", te.max, lambda i, j: mk.gemm[i, j] * const(2.0))
+    top = mk.reduce("reduce_0", REDUCERS["max"], lambda i, j: mk.gemm[i, j] * const(2.0))
     total = mk.reduce("reduce_1", te.sum, lambda i, j: te.exp(mk.gemm[i, j] - top[i]), "softmax", "reduce_0")
     return _finish(mk, mk.out(2, lambda i, j: te.exp(mk.gemm[i, j] - top[i]) / total[i]))
 

@@ -14,6 +14,9 @@ TMA_LOAD = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx
 TMA_LOAD_MULTICAST = TMA_LOAD + ".multicast::cluster"
 TMA_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group"
 
+_EXTREME = """__device__ __forceinline__ float comfuse_{op}(float a, float b) {{ float r;
+  asm("{op}.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }}
+"""
 _PIN = '__device__ __forceinline__ void comfuse_pin(float& r) { asm volatile("" : "+f"(r) :: "memory"); }\n'
 _OPAQUE = '__device__ __forceinline__ void comfuse_opaque(int& r) { asm volatile("" : "+r"(r)); }\n'
 _ARRIVE_AT = """__device__ __forceinline__ void comfuse_arrive_at(void* bar, unsigned rank) {
@@ -37,6 +40,12 @@ _TAKE_LOADS = {
     ': "r"((unsigned)__cvta_generic_to_shared(s{i})) : "memory");',
     "grid": 'asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(w{i}) : "l"(s{i}) : "memory");',
 }
+
+
+def extreme(op: str, a: Expr, b: Expr) -> Expr:
+    """`max` or `min` of two float32 numbers, NaN if one of them is.  T.max and T.min give the other one then, as CUDA's
+    functions do."""
+    return T.cuda.func_call(f"comfuse_{op}", a, b, source_code=_EXTREME.format(op=op), return_type="float32")
 
 
 def pin(register: Expr) -> None:

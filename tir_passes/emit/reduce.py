@@ -8,13 +8,15 @@ A round is a set of reductions whose partials travel in one exchange.  A pair of
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tvm.script import tirx as T
 
+from tvm_comfuse.row_reducers import IDENTITY
 from tvm_comfuse.tir_passes.emit.dsl import f32, registers, store
 from tvm_comfuse.tir_passes.emit.exchange import QUAD, Exchange
-from tvm_comfuse.tir_passes.emit.stages import COMBINE, IDENTITY, Stages
+from tvm_comfuse.tir_passes.emit.stages import COMBINE, Stages
 
 Expr = Any
 
@@ -46,7 +48,7 @@ def reduce_round(kernel: Any, stages: Stages, members: list[Any], first_actions:
 
 def _clear(stages: Stages, member: Any) -> None:
     for row in range(stages.fragment.rows):
-        store(stages.rows.of(member.block), IDENTITY[member.op](), row)
+        store(stages.rows.of(member.block), f32(IDENTITY[member.op]), row)
 
 
 def _columns_of(kernel: Any, part: Expr) -> Expr:
@@ -98,13 +100,13 @@ def _merge_plain(kernel: Any, stages: Stages, member: Any, taken: Any, index: in
     """Row value = combination over the parts; a mean of means is weighted by columns."""
     paired = kernel.merge_of(member.block)
     cells = stages.rows.of(member.block)
-    store(cells, IDENTITY[member.op](), row)
+    store(cells, f32(IDENTITY[member.op]), row)
     for turn, part in _parts_of(kernel):
         value = taken[index, row, turn]
         if paired == "moments":
             value = value * (_columns_of(kernel, part) * f32(1.0 / kernel.spec.n))
         inside = part < kernel.geometry.row_parts
-        store(cells, COMBINE[member.op](cells[row], T.if_then_else(inside, value, IDENTITY[member.op]())), row)
+        store(cells, COMBINE[member.op](cells[row], T.if_then_else(inside, value, f32(IDENTITY[member.op]))), row)
     stages.across_quad(member.op, cells, row)
 
 
@@ -120,6 +122,7 @@ def _merge_second(kernel: Any, stages: Stages, member: Any, taken: Any, position
             distance = (of_first - first) * f32(1.0 / kernel.spec.n)
             value = of_second + _columns_of(kernel, part) * (distance * distance)
         else:
-            value = of_second * T.exp(of_first - first)
+            # a part whose elements are all -inf adds nothing; its own sum is exp(-inf + inf), a NaN
+            value = T.if_then_else(of_first == f32(-math.inf), f32(0.0), of_second * T.exp(of_first - first))
         store(cells, cells[row] + T.if_then_else(part < kernel.geometry.row_parts, value, f32(0.0)), row)
     stages.across_quad("sum", cells, row)

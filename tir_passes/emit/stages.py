@@ -12,24 +12,24 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from tvm_comfuse.row_reducers import IDENTITY
 from tvm_comfuse.tir_passes.emit import operands
 from tvm_comfuse.tir_passes.emit.dsl import do, f32, registers, store, u32, unrolled
 from tvm_comfuse.tir_passes.emit.expressions import read_buffers, rebind, without_cast
 from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, ElementPlace
-from tvm_comfuse.tir_passes.emit.instructions import pin
+from tvm_comfuse.tir_passes.emit.instructions import extreme, pin
 from tvm_comfuse.tir_passes.emit.staging import NO_TILE
 
 Expr = Any
 SHUFFLE_MASK = 0xFFFFFFFF
 #: the last register of a pair of chunks, see Fragment.matrix_offset
 LAST_MATRIX = 3
-#: how partial row values of each reduction combine, and what an element behind N contributes
+#: how partial row values of each reduction combine
 COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {
     "sum": lambda a, b: a + b,
-    "max": lambda a, b: T.max(a, b),
-    "min": lambda a, b: T.min(a, b),
+    "max": lambda a, b: extreme("max", a, b),
+    "min": lambda a, b: extreme("min", a, b),
 }
-IDENTITY = {"sum": lambda: f32(0.0), "max": lambda: T.min_value("float32"), "min": lambda: T.max_value("float32")}
 
 
 @dataclass
@@ -155,7 +155,7 @@ class Stages:
         def apply(place: ElementPlace, element: int, value: Expr) -> None:
             if self.kernel.geometry.ragged_n:
                 at = self.kernel.global_column(self.fragment.column(place)) + element
-                value = T.if_then_else(at < self.kernel.spec.n, value, IDENTITY[op]())
+                value = T.if_then_else(at < self.kernel.spec.n, value, f32(IDENTITY[op]))
             store(target, COMBINE[op](target[place.row], value), place.row)
 
         return Action(block, apply)

@@ -1,7 +1,7 @@
 """Staging tiles: shared memory between TMA and a warp group's registers.
 
-Each TMA-placed [M, N] operand has a tile.  The results that TMA stores share one tile: that of an operand which no stage
-reads once the first of them is written (a thread overwrites just the elements it has read itself), else one of their own.
+Each TMA-placed [M, N] operand has a tile.  The results that TMA stores share one tile: that of an operand which nothing
+reads once the first of them is written (schedules.footprint.shared_operand), else one of their own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tvm_comfuse.schedules.footprint import shared_operand, stored_by_tma
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.spec import ClusterSpec
 from tvm_comfuse.tir_passes.emit.tensormaps import tensor_map
@@ -40,21 +41,17 @@ class StagingTiles:
         """Decides which tensor goes through which tile."""
         count = 0
         operands = []
-        last_stage = {operand.index: operand.last_stage for operand in spec.operands}
         for operand, placement in zip(spec.tile_operands, plan.operands, strict=True):
             tile = count if placement == "tma" else NO_TILE
             count += placement == "tma"
             operands.append(Slot(operand.index, operand.name, tile))
-        placed = dict(zip([output.block for output in spec.tile_outputs], plan.store, strict=True))
-        outputs = [(s.index, o) for s in spec.stages for o in s.outputs if placed.get(o.block) == "tma"]
-        if not outputs:
+        stored, over = stored_by_tma(plan, spec), shared_operand(plan, spec)
+        if not stored:
             return StagingTiles(count, operands)
-        first = outputs[0][0]
-        shared = next((s for s in operands if s.tile != NO_TILE and last_stage[s.index] <= first), None)
-        tile = count if shared is None else shared.tile
-        count += shared is None
-        stores = [Slot(output.index, output.block, tile) for _, output in outputs]
-        return StagingTiles(count, operands, stores)
+        tile = count if over is None else next(slot.tile for slot in operands if slot.index == over.index)
+        count += over is None
+        index_of = {output.block: output.index for output in spec.outputs}
+        return StagingTiles(count, operands, [Slot(index_of[block], block, tile) for block in stored])
 
     @property
     def operand_tiles(self) -> list[Slot]:
@@ -63,7 +60,7 @@ class StagingTiles:
 
     @property
     def store_tiles(self) -> list[Slot]:
-        """Results that TMA takes away, in program order."""
+        """Results that TMA takes away, in the order they are ready."""
         return self.stores
 
     def stored(self, tile: int) -> bool:

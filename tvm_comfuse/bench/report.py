@@ -123,12 +123,20 @@ class BenchReport:
             raise
 
     @staticmethod
+    def is_one(path: str | Path) -> bool:
+        """Whether a JSON file is a report, whole or not, and not a record of another kind of measurement.
+
+        A report says which commit it measured, and its rows are of suites.  Raises ReportError for a file that is no JSON.
+        """
+        values = _read_json(path)
+        if not isinstance(values, dict) or "commit" not in values or not isinstance(values.get("rows"), list):
+            return False
+        return all(isinstance(row, dict) and "suite" in row for row in values["rows"])
+
+    @staticmethod
     def read(path: str | Path) -> BenchReport:
         """The inverse of write; unknown fields of rows are ignored.  Raises ReportError."""
-        try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ReportError(f"a benchmark report at {path}", str(error), "make it with `comfuse bench`") from error
+        values = _read_json(path)
         missing = [name for name in REQUIRED if not isinstance(values, dict) or name not in values]
         if missing:
             raise ReportError(f"the fields {', '.join(REQUIRED)} in {path}", f"no {', '.join(missing)}", "make it anew")
@@ -138,6 +146,13 @@ class BenchReport:
         except (TypeError, AttributeError) as error:
             raise ReportError(f"rows as in tvm_comfuse.bench.report in {path}", str(error), "make it anew") from error
         return BenchReport(**{name: values[name] for name in REQUIRED[:-1]}, rows=rows)
+
+
+def _read_json(path: str | Path) -> Any:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ReportError(f"a benchmark report at {path}", str(error), "make it with `comfuse bench`") from error
 
 
 def environment() -> dict[str, str]:

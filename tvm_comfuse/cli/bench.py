@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tvm_comfuse.cli.common import console, start
+from tvm_comfuse.output import check_output
 
 
 def bench(
@@ -24,6 +25,8 @@ def bench(
 ) -> None:
     """Check and time our kernels next to a bare matrix product, eager PyTorch and TorchInductor, in one process."""
     start()
+    if json is not None:
+        check_output(json)
     from tvm_comfuse.bench import run_suite
     from tvm_comfuse.bench.report import RowResult
 

@@ -10,6 +10,7 @@ import typer
 
 from tvm_comfuse.cli.common import JsonFlag, Model, TargetOption, console, print_json, start
 from tvm_comfuse.errors import BuildError, PlanError
+from tvm_comfuse.output import LIBRARY_SUFFIX, check_output
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def compile_(
     model: Model,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The shared library to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The shared library to write, NAME.so.")],
     target: TargetOption = "h200",
     dump: Annotated[
         Path | None, typer.Option("--dump", help="A folder for the IR after each phase, CUDA and PTX statistics.")
@@ -31,6 +32,7 @@ def compile_(
 ) -> None:
     """Compile a model to a shared library and report each kernel's registers, spills and shared memory."""
     start()
+    check_output(output, LIBRARY_SUFFIX)
     from tvm_comfuse.build import compile as compile_model
 
     compiled = compile_model(model, target, plans=_read_plans(plans) if plans else None, dump=dump)
@@ -90,7 +92,11 @@ def _read_plans(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise PlanError("a JSON file of plans", f"{path}: {error}", "write it from `comfuse explain --json`") from error
     if isinstance(values, dict) and isinstance(values.get("matmuls"), list):
-        return {matmul["name"]: matmul["plan"] for matmul in values["matmuls"] if matmul.get("plan")}
+        try:
+            return {matmul["name"]: matmul["plan"] for matmul in values["matmuls"] if matmul.get("plan")}
+        except (AttributeError, KeyError, TypeError) as error:
+            hint = "write it from `comfuse explain --json`"
+            raise PlanError("matmuls with a name and a plan", f"{path}: {error}", hint) from error
     if not isinstance(values, dict):
         raise PlanError("a JSON object of plans", type(values).__name__, "write it from `comfuse explain --json`")
     return values

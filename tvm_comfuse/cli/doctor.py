@@ -51,6 +51,7 @@ def examine() -> dict[str, Any]:
         "gpu": None,
         "llvm": None,
         "compilers": {"nvcc": None, "nvrtc": None},
+        "cache": {"path": None, "size": None},
         "problems": problems,
     }
     try:
@@ -60,6 +61,7 @@ def examine() -> dict[str, Any]:
         return report  # TVM is not even imported: a wrong version may crash the process
     _examine_tvm(report, problems)
     _examine_compilers(report, problems)
+    _examine_cache(report)
     return report
 
 
@@ -83,6 +85,13 @@ def _examine_compilers(report: dict[str, Any], problems: list[str]) -> None:
     report["compilers"] = {name: tool.version if tool else None for name, tool in found.items()}
     if not any(found.values()):
         problems.append('no CUDA compiler; try: pip install "tvm-comfuse[nvrtc]"')
+
+
+def _examine_cache(report: dict[str, Any]) -> None:
+    from tvm_comfuse.cuda.cache import cache_folder, size
+
+    used = size()
+    report["cache"] = {"path": str(cache_folder()), "size": f"{used / 2**20:.1f} MiB", "bytes": used}
 
 
 def _version(name: str) -> str | None:

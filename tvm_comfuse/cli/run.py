@@ -10,6 +10,7 @@ import typer
 
 from tvm_comfuse.cli.common import JsonFlag, Model, console, print_json, start
 from tvm_comfuse.errors import ModelError
+from tvm_comfuse.output import check_output
 
 if TYPE_CHECKING:
     from tvm_comfuse.runtime import Compiled
@@ -26,6 +27,8 @@ def run(
 ) -> None:
     """Compile a model, run it on its example inputs, and describe the outputs."""
     start()
+    if save is not None:
+        check_output(save)
     from tvm_comfuse.build import compile as compile_model
     from tvm_comfuse.build import load
     from tvm_comfuse.frontend import load_model

@@ -26,6 +26,17 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "tvm_comfuse"
 
 
+def size() -> int:
+    """Bytes of all files in the folder; 0 without one."""
+    total = 0
+    for path in cache_folder().rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except OSError:  # another process has replaced or removed it
+            continue
+    return total
+
+
 def key_of(source: str, compiler: str, options: list[str]) -> str:
     """The hash that names an entry."""
     parts = json.dumps([_FORMAT, compiler, options, source])

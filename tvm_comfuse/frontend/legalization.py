@@ -16,8 +16,8 @@ import tvm
 from tvm import relax, te, topi
 
 from tvm_comfuse.frontend.graph import Graph, ModuleRewriter
-
-HALF = ("float16", "bfloat16")
+from tvm_comfuse.frontend.torch_operands import HALF, is_half
+from tvm_comfuse.frontend.widening import RULES
 
 # Operators whose result is rounded once from float32.  Exact ones (relu, max, reshape ...) and the four basic
 # operations, which round the same either way, need nothing.
@@ -56,7 +56,6 @@ PROMOTED = (
     "relax.variance",
     "relax.std",
     "relax.prod",
-    "relax.cumsum",
     "relax.einsum",
     "relax.outer",
 )
@@ -65,7 +64,7 @@ PROMOTED = (
 def legalize() -> tvm.transform.Pass:
     """Module pass: every Relax operator becomes call_tir, with float32 accumulators and statistics for half inputs."""
     return tvm.transform.Sequential(
-        [expand_attention(), relax.transform.LegalizeOps(legalize_map())], name="comfuse.Legalize"
+        [expand_attention(), widen_operators(), relax.transform.LegalizeOps(legalize_map())], name="comfuse.Legalize"
     )
 
 
@@ -74,6 +73,16 @@ def legalize_map() -> dict[str, Callable[[relax.BlockBuilder, tvm.ir.Call], rela
     table: dict[str, Callable[[relax.BlockBuilder, tvm.ir.Call], relax.Expr]] = {name: _promote for name in PROMOTED}
     table["relax.matmul"] = _matmul
     return table
+
+
+def widen_operators() -> tvm.transform.Pass:
+    """Module pass: the operators that TVM computes wrongly or not at all, most of them in half precision, by others."""
+
+    @tvm.transform.module_pass(opt_level=0, name="comfuse.WidenOperators")
+    def run(mod: tvm.IRModule, _ctx: Any) -> tvm.IRModule:
+        return ModuleRewriter(RULES).run(mod)
+
+    return run
 
 
 def expand_attention() -> tvm.transform.Pass:
@@ -89,11 +98,6 @@ def expand_attention() -> tvm.transform.Pass:
         return ModuleRewriter([_expand_attention]).run(mod)
 
     return run
-
-
-def is_half(expr: relax.Expr) -> bool:
-    """Is ``expr`` a float16 or bfloat16 tensor?"""
-    return isinstance(expr.ty, relax.TensorType) and str(expr.ty.dtype) in HALF
 
 
 class _PromotingBuilder:

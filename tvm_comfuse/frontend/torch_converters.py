@@ -17,13 +17,18 @@ import numpy as np
 from tvm import relax
 
 from tvm_comfuse.errors import ModelError
+from tvm_comfuse.frontend.torch_operands import argument, tensor
+from tvm_comfuse.frontend.torch_precision import precise
+from tvm_comfuse.frontend.torch_reductions import reductions
 
 _PERMUTE_HEADS = [0, 2, 1, 3]  # [B, H, S, D] <-> [B, S, H, D]
 
 
 def converters() -> dict[str, Any]:
-    """The ``custom_convert_map`` for ``tvm.relax.frontend.torch.from_exported_program``."""
+    """Converters by the names of operators, for ``frontend.importer``; the others are TVM's."""
     return {
+        **precise(),
+        **reductions(),
         "linear.default": _linear,
         "addmm.default": _addmm,
         "baddbmm.default": _addmm,
@@ -48,6 +53,7 @@ def preserved_ops() -> list[Any]:
     aten = torch.ops.aten
     return [
         aten.linear.default,
+        aten.logsumexp.default,
         aten.matmul.default,
         aten.layer_norm.default,
         aten.rms_norm.default,
@@ -56,24 +62,11 @@ def preserved_ops() -> list[Any]:
     ]
 
 
-def _argument(node: Any, index: int, name: str, default: Any = None) -> Any:
-    """An operand of an fx node, given by position or by name."""
-    if len(node.args) > index:
-        return node.args[index]
-    return node.kwargs.get(name, default)
-
-
-def _tensor(node: Any, importer: Any, index: int, name: str) -> relax.Expr | None:
-    """An operand that is a tensor, or None where the model passes None."""
-    value = _argument(node, index, name)
-    return None if value is None else importer.env[value]
-
-
 def _linear(node: Any, importer: Any) -> relax.Var:
     """``x [..., K]``, ``weight [N, K]`` (or ``[K]``), ``bias [N]`` -> ``[..., N]``."""
     emit = importer.block_builder.emit
     x, weight = importer.env[node.args[0]], importer.env[node.args[1]]
-    bias = _tensor(node, importer, 2, "bias")
+    bias = tensor(node, importer, 2, "bias")
     if len(weight.ty.shape) == 2:
         weight = emit(relax.op.permute_dims(weight, [1, 0]))
     out = emit(relax.op.matmul(x, weight))
@@ -94,7 +87,7 @@ def _addmm(node: Any, importer: Any) -> relax.Var:
     """``beta * bias + alpha * (a @ b)``; with ``beta == 0`` the bias is not read, even where it is NaN."""
     emit = importer.block_builder.emit
     bias, a, b = (importer.env[arg] for arg in node.args[:3])
-    beta, alpha = _argument(node, 3, "beta", 1), _argument(node, 4, "alpha", 1)
+    beta, alpha = argument(node, 3, "beta", 1), argument(node, 4, "alpha", 1)
     out = _scaled(importer, emit(relax.op.matmul(a, b)), alpha)
     if beta == 0:
         return out
@@ -121,11 +114,11 @@ def _filled(shape: list[int], value: float, dtype: Any) -> relax.Expr:
 def _layer_norm(node: Any, importer: Any) -> relax.Var:
     """Layer norm over the last ``len(normalized_shape)`` axes; a missing scale is 1, a missing shift is 0."""
     x, shape = importer.env[node.args[0]], list(node.args[1])
-    gamma, beta = _tensor(node, importer, 2, "weight"), _tensor(node, importer, 3, "bias")
+    gamma, beta = tensor(node, importer, 2, "weight"), tensor(node, importer, 3, "bias")
     gamma = _filled(shape, 1.0, x.ty.dtype) if gamma is None else gamma
     beta = _filled(shape, 0.0, x.ty.dtype) if beta is None else beta
     axes = list(range(-len(shape), 0))
-    epsilon = _argument(node, 4, "eps", 1e-5)
+    epsilon = argument(node, 4, "eps", 1e-5)
     return importer.block_builder.emit(relax.op.nn.layer_norm(x, gamma, beta, axes=axes, epsilon=epsilon))
 
 
@@ -134,9 +127,9 @@ def _rms_norm(node: Any, importer: Any) -> relax.Var:
     import torch
 
     x, shape = importer.env[node.args[0]], list(node.args[1])
-    weight = _tensor(node, importer, 2, "weight")
+    weight = tensor(node, importer, 2, "weight")
     weight = _filled(shape, 1.0, x.ty.dtype) if weight is None else weight
-    epsilon = _argument(node, 3, "eps")
+    epsilon = argument(node, 3, "eps")
     if epsilon is None:
         wide = torch.float64 if str(x.ty.dtype) == "float64" else torch.float32
         epsilon = torch.finfo(wide).eps
@@ -147,21 +140,21 @@ def _rms_norm(node: Any, importer: Any) -> relax.Var:
 def _attention(node: Any, importer: Any) -> relax.Var:
     """``query, key, value [..., S, D]`` with 2, 3 or 4 axes -> ``relax.nn.attention`` on ``[B, S, H, D]``."""
     emit = importer.block_builder.emit
-    dropout = _argument(node, 4, "dropout_p", 0.0)
+    dropout = argument(node, 4, "dropout_p", 0.0)
     if dropout != 0.0:
         raise ModelError("attention without dropout", f"dropout_p={dropout}", "call module.eval() before exporting")
     tensors = [importer.env[arg] for arg in node.args[:3]]
-    if _argument(node, 7, "enable_gqa", False):
+    if argument(node, 7, "enable_gqa", False):
         tensors = _repeat_heads(tensors, emit)
     rank = len(tensors[0].ty.shape)
     if rank > 4:
         raise ModelError("an attention of 2 to 4 axes", f"{rank} axes", "merge the leading axes before the attention")
-    query, key, value = (_to_heads(tensor, emit) for tensor in tensors)
+    query, key, value = (_to_heads(part, emit) for part in tensors)
     bias = _mask(node, importer, query, key)
-    scale = _argument(node, 6, "scale")
+    scale = argument(node, 6, "scale")
     if scale is None:
         scale = 1.0 / math.sqrt(int(query.ty.shape[-1]))
-    causal = "TopLeft" if _argument(node, 5, "is_causal", False) else None
+    causal = "TopLeft" if argument(node, 5, "is_causal", False) else None
     out = emit(relax.op.nn.attention(query, key, value, bias=bias, scale=float(scale), causal_mask=causal))
     if rank == 4:
         return emit(relax.op.permute_dims(out, _PERMUTE_HEADS))
@@ -172,25 +165,25 @@ def _repeat_heads(tensors: list[relax.Expr], emit: Any) -> list[relax.Expr]:
     """Grouped queries: repeat the heads (axis -3) of key and value to the number the query has."""
     heads = int(tensors[0].ty.shape[-3])
     repeated = [tensors[0]]
-    for tensor in tensors[1:]:
-        times = heads // int(tensor.ty.shape[-3])
-        axis = len(tensor.ty.shape) - 3
-        repeated.append(tensor if times == 1 else emit(relax.op.repeat(tensor, times, axis)))
+    for part in tensors[1:]:
+        times = heads // int(part.ty.shape[-3])
+        axis = len(part.ty.shape) - 3
+        repeated.append(part if times == 1 else emit(relax.op.repeat(part, times, axis)))
     return repeated
 
 
-def _to_heads(tensor: relax.Expr, emit: Any) -> relax.Var:
+def _to_heads(value: relax.Expr, emit: Any) -> relax.Var:
     """``[..., S, D]`` -> ``[B, S, H, D]``; with fewer than four axes there is one head."""
-    shape = list(tensor.ty.shape)
+    shape = list(value.ty.shape)
     if len(shape) == 4:
-        return emit(relax.op.permute_dims(tensor, _PERMUTE_HEADS))
+        return emit(relax.op.permute_dims(value, _PERMUTE_HEADS))
     batch = shape[0] if len(shape) == 3 else 1
-    return emit(relax.op.reshape(tensor, [batch, shape[-2], 1, shape[-1]]))
+    return emit(relax.op.reshape(value, [batch, shape[-2], 1, shape[-1]]))
 
 
 def _mask(node: Any, importer: Any, query: relax.Expr, key: relax.Expr) -> relax.Expr | None:
     """The mask as an additive bias ``[B or 1, H or 1, S, S_kv]``; True in a boolean mask means that the key is seen."""
-    mask = _tensor(node, importer, 3, "attn_mask")
+    mask = tensor(node, importer, 3, "attn_mask")
     if mask is None:
         return None
     emit = importer.block_builder.emit

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tvm
 
 from tvm_comfuse.errors import ModelError
-from tvm_comfuse.frontend.messages import first_line
+from tvm_comfuse.frontend.messages import first_line, telling_line
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +28,9 @@ def from_torch(
 ) -> tvm.IRModule:
     """Import a PyTorch model; the result has one Relax function ``main``.
 
-    model           a module (exported here, in eval mode and without the fused attention fast path), an exported
-                    program or the path of a ``.pt2`` file
+    model           a module, an exported program or the path of a ``.pt2`` file.  A module is exported here, in eval
+                    mode whatever mode it is in (and is left in): dropout does nothing, batch norm uses its running
+                    statistics.  The fused attention fast path is off
     example_args    for a module: the tuple of tensors that ``torch.export.export`` is called with
     dynamic_shapes  for a module: as for ``torch.export.export``; a ``torch.export.Dim`` becomes a symbolic extent
     keep_params     parameters stay arguments of ``main``, behind the inputs, with their values in its attribute
@@ -39,28 +40,21 @@ def from_torch(
     A single output is returned as a tensor and not as a tuple.  Raises ModelError.
     """
     torch = _torch()
-    from tvm.relax.frontend.torch import from_exported_program
-
+    from tvm_comfuse.frontend.importer import Importer
     from tvm_comfuse.frontend.normal_form import normalize as normalize_pass
     from tvm_comfuse.frontend.torch_converters import converters
 
     program = _program(torch, model, example_args, dynamic_shapes)
     program = _decompose(torch, program)
     try:
-        mod = from_exported_program(
-            program,
-            keep_params_as_input=keep_params,
-            unwrap_unit_return_tuple=True,
-            custom_convert_map=converters(),
-            run_ep_decomposition=False,
-        )
+        mod = Importer(converters()).convert(program, keep_params)
     except ModelError:
         raise
-    except Exception as error:  # the importer raises whatever its parts raise: assertions, KeyError, TVM errors
+    except Exception as error:  # outside the operators: parameters, symbolic shapes, the outputs
         raise ModelError(
-            "a model made of operators that TVM's PyTorch importer knows",
-            f"{type(error).__name__}: {first_line(error)}",
-            _import_hint(str(error)),
+            "a program that TVM's PyTorch importer takes",
+            f"{type(error).__name__}: {telling_line(error)}",
+            "export it again without unusual inputs, outputs and dynamic shapes",
         ) from error
     return normalize_pass()(mod) if normalize else mod
 
@@ -149,9 +143,3 @@ def _decompose(torch: Any, program: Any) -> Any:
     for operator in preserved_ops():
         table.pop(operator, None)
     return program.run_decompositions(table)
-
-
-def _import_hint(message: str) -> str:
-    if "_transformer_encoder_layer_fwd" in message or "_native_multi_head_attention" in message:
-        return "export the model after torch.backends.mha.set_fastpath_enabled(False)"
-    return "rewrite the operator in the model, or import it another way and give the Relax module"

@@ -17,6 +17,7 @@ from tvm import te, tirx
 
 from tvm_comfuse.errors import PlanError
 from tvm_comfuse.refusal import Refusal
+from tvm_comfuse.row_reducers import REDUCERS
 from tvm_comfuse.schedules.apply import plan_of, schedule
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.plan import MMA_GROUPS, Plan
@@ -27,7 +28,6 @@ from tvm_comfuse.verify.rewrite import map_expr
 PARTS, SECOND_TURN, STEPS = 2, 5, 2
 #: attributes of the original that its twin must not have
 _OWN = ("target", "global_symbol", "s_tir")
-_REDUCERS = {"sum": te.sum, "max": te.max, "min": te.min}
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class _Maker:
             column = te.reduce_axis((0, self.n), "j")
             keys = (MERGE, MERGE_WITH)
             attrs = {key: str(block.node.annotations[key]) for key in keys if key in block.node.annotations}
-            reduce = _REDUCERS[block.op]
+            reduce = REDUCERS[block.op]
             return te.compute(
                 (self.m,),
                 lambda i: reduce(self._expr(block, i, column.var), axis=column),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tvm_comfuse.verify.interpreter.tree import Buffer, Expr, UnsupportedError, show
-from tvm_comfuse.verify.interpreter.values import FLOATS, MATH, TESTS, WRAP, Value, namespace
+from tvm_comfuse.verify.interpreter.values import FLOATS, MATH, TESTS, WRAP, WRAPPED, Value, namespace
 
 Array = np.ndarray
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
@@ -234,9 +234,9 @@ class Expressions:
     def call(self, expr: Expr, context: Context) -> Value:
         """A call with a value."""
         name = str(expr.value)
-        if name in MATH or name in TESTS:
+        if name in MATH or name in TESTS or name in WRAPPED:
             parts = [self.value(arg, context) for arg in expr.args]
-            return self.made(f"math_{name}({', '.join(p.code for p in parts)})", parts)
+            return self.made(f"math_{name.removeprefix('func.')}({', '.join(p.code for p in parts)})", parts)
         if name == "reinterpret":
             part = self.value(expr.args[0], context)
             return self.made(f"reinterpret({part.code}, {expr.dtype!r}, {expr.args[0].dtype!r})", [part])

@@ -107,6 +107,8 @@ MATH: dict[str, Any] = {
     "fmod": np.fmod,
     "copysign": np.copysign,
 }
+#: wrappers of single instructions that give a float32, by the name of the CUDA function
+WRAPPED: dict[str, Any] = {"func.comfuse_max": np.maximum, "func.comfuse_min": np.minimum}
 TESTS: dict[str, Any] = {"isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite}
 
 
@@ -114,6 +116,7 @@ def namespace() -> dict[str, Any]:
     """Names that generated code may use."""
     names: dict[str, Any] = {f"math_{name}": one_float(function) for name, function in MATH.items()}
     names |= {f"math_{name}": function for name, function in TESTS.items()}
+    names |= {f"math_{name.removeprefix('func.')}": function for name, function in WRAPPED.items()}
     names |= {"np": np, "to_dtype": to_dtype, "reinterpret": reinterpret, "select": select, "pack": pack}
     names |= {"bfloat16": ml_dtypes.bfloat16, "inf": math.inf, "nan": math.nan}
     return names

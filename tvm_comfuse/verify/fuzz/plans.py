@@ -1,0 +1,111 @@
+"""A drawn shape and plan: choices that are independent of each other, made legal for the cluster they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm_comfuse.schedules.device import Device
+from tvm_comfuse.schedules.legality import MAX_CLUSTER, legality
+from tvm_comfuse.schedules.plan import Plan
+from tvm_comfuse.schedules.spec import ClusterSpec
+
+TILE_K = 64
+#: TMA strides
+STEP = 8
+#: (tile_m, tile_n) of at most 128 accumulators a thread
+TILES = ((64, 64), (64, 128), (64, 192), (64, 256), (128, 64), (128, 128))
+#: layout, groups_m, groups_n
+LAYOUTS = (("cooperative", 2, 1), ("pingpong", 1, 1), ("cooperative", 1, 2))
+#: elements of the result, those of partly empty tiles included, and CTAs: what is checked and interpreted in half a second
+MOST_ELEMENTS, MOST_CTAS = 48 * 1024, 16
+MIN_DEPTH = 2
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Shape and plan.
+
+    tile, layout      index into TILES, LAYOUTS
+    parts             CTAs that share a row, fewer of large tiles
+    near              exchange by cluster rather than grid, where both reach
+    cluster_m         wished for; less where the cluster grows too large
+    row_groups        CTAs along M beyond what a cluster needs
+    units             tiles along M; missing_rows, missing_columns: what the last tile lacks, columns in steps of 8
+    slots             along K; missing_depth: what the last lacks, in steps of 8
+    depth             of the pipeline, less where it does not fit
+    operands, stores  bit n: tensor n is brought or stored by TMA, if it is half precision
+    """
+
+    tile: int = 0
+    layout: int = 0
+    parts: int = 1
+    near: bool = True
+    cluster_m: int = 1
+    row_groups: int = 1
+    units: int = 1
+    missing_rows: int = 0
+    missing_columns: int = 0
+    slots: int = 1
+    missing_depth: int = 0
+    depth: int = 2
+    operands: int = 0
+    stores: int = 0
+
+    def sizes(self, row_multiple: int) -> tuple[int, int, int]:
+        """M, N and K; M a multiple of row_multiple."""
+        (tile_m, tile_n), (_, groups_m, groups_n) = TILES[self.tile], LAYOUTS[self.layout]
+        columns, tall = tile_n * groups_n, tile_m * groups_m
+        parts = min(self.parts, max(2, MOST_ELEMENTS // (columns * tall)))
+        units = max(1, min(self.units, MOST_ELEMENTS // (columns * tall * parts)))
+        rows = units * tall - self.missing_rows % tall
+        rows = max(rows // row_multiple, 1) * row_multiple
+        n = parts * columns - STEP * (self.missing_columns % (columns // STEP))
+        return rows, n, self.slots * TILE_K - STEP * (self.missing_depth % (TILE_K // STEP))
+
+
+def fit(choice: Choice, spec: ClusterSpec, device: Device) -> Plan | None:
+    """The first legal plan of those nearest to the choice; None if there is none."""
+    return next((plan for plan in _wishes(choice, spec) if not legality(plan, spec, device)), None)
+
+
+def _wishes(choice: Choice, spec: ClusterSpec) -> Iterator[Plan]:
+    for cluster_m in sorted({choice.cluster_m, 1}, reverse=True):
+        wish = _plan(choice, spec, cluster_m)
+        nowhere = {"operands": ("global",) * len(wish.operands), "store": ("global",) * len(wish.store)}
+        less: list[dict[str, Any]] = [{}, {"operands": nowhere["operands"]}, nowhere]
+        for placement in less:
+            for depth in range(choice.depth, MIN_DEPTH - 1, -1):
+                yield replace(wish, pipeline_depth=depth, **placement)
+
+
+def _plan(choice: Choice, spec: ClusterSpec, cluster_m: int) -> Plan:
+    (tile_m, tile_n), (layout, groups_m, groups_n) = TILES[choice.tile], LAYOUTS[choice.layout]
+    parts = -(-spec.n // (tile_n * groups_n))
+    step, exchange = parts * cluster_m, "none"
+    if spec.reductions:
+        reach = parts * cluster_m <= MAX_CLUSTER and choice.near
+        exchange = ("warp" if groups_n == 1 else "cta") if parts == 1 else "cluster" if reach else "grid"
+    return Plan(
+        tile_m=tile_m,
+        tile_n=tile_n,
+        tile_k=TILE_K,
+        pipeline_depth=choice.depth,
+        layout=layout,
+        groups_m=groups_m,
+        groups_n=groups_n,
+        exchange=exchange,
+        cluster_m=cluster_m,
+        cluster_n=parts if exchange == "cluster" else 1,
+        ctas=step * max(1, min(choice.row_groups, MOST_CTAS // step)),
+        operands=_placed(spec.tile_operands, choice.operands),
+        store=_placed(spec.tile_outputs, choice.stores),
+    )
+
+
+def _placed(tensors: Any, bits: int) -> tuple[str, ...]:
+    """TMA where the bit is set; float32 does not go through it."""
+    return tuple(
+        "tma" if bits >> number & 1 and tensor.dtype != "float32" else "global" for number, tensor in enumerate(tensors)
+    )

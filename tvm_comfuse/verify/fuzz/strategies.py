@@ -1,0 +1,108 @@
+"""Draws examples.  Everything shrinks towards one step, one tile, one CTA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from tvm_comfuse.verify.fuzz.case import Case, Choose
+from tvm_comfuse.verify.fuzz.models import INNER_ROWS, STEPS, Model, Result, Step, build
+from tvm_comfuse.verify.fuzz.plans import LAYOUTS, TILES, Choice, fit
+
+MOST_STEPS, MOST_RESULTS = 7, 3
+HALVES = ("bfloat16", "float16")
+#: agents as slow as possible; those that a kernel does not have slow nobody down
+SLOW = (None, "wg0.w0", "wg0.w1", "wg1", "wg2", "cta0", "cta1", "load", "store")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A model with a shape, a plan and an order of execution."""
+
+    model: Model
+    choice: Choice
+    seed: int
+    slow: str | None
+    launches: int
+
+    def case(self) -> tuple[Case, Choose]:
+        """The case without its plan, and what chooses the plan."""
+        from tvm_comfuse.schedules.device import H200
+
+        rows, columns, depth = self.choice.sizes(self.model.row_multiple())
+        module = build(self.model, rows, columns, depth)
+        symbol = rows // (INNER_ROWS if self.model.leading > 1 else 1)
+        case = Case(module, symbol, self.seed, self.slow, self.launches)
+        return case, lambda spec: fit(self.choice, spec, H200)
+
+
+_position = st.integers(0, 5)
+#: what exchanges, broadcasts and keeps values alive comes more often than what only computes
+_OFTEN = ("operand", "operand", "operand", "earlier", "with_row", "max", "sum", "layer_norm", "softmax", "norm_by_hand")
+_steps = st.builds(
+    Step,
+    name=st.one_of(st.sampled_from(_OFTEN), st.sampled_from(list(STEPS))),
+    value=st.one_of(st.just(0), _position),
+    other=st.integers(0, 13),
+    operand=st.sampled_from(["col", "tile", "tile", "tile", "row", "scalar", "number", "const"]),
+    wide=st.sampled_from([False, False, True]),
+)
+_results = st.builds(
+    Result,
+    value=st.integers(0, 3),
+    row=st.booleans(),
+    dtype=st.sampled_from(["", *HALVES, "float32"]),
+    transposed=st.sampled_from([False, False, False, False, False, True]),
+)
+#: the newest value always leaves, as it is or cast
+_newest = st.builds(Result, dtype=st.sampled_from(["", *HALVES, "float32"]))
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Model:
+    """Models of one matmul."""
+    more = draw(st.lists(_results, max_size=MOST_RESULTS - 1))
+    return Model(
+        steps=tuple(draw(st.lists(_steps, max_size=MOST_STEPS))),
+        results=(draw(_newest), *more),
+        dtype=draw(st.sampled_from(HALVES)),
+        layout=draw(st.sampled_from(["NK", "KN"])),
+        wide=draw(st.booleans()),
+        leading=draw(st.sampled_from([1, 1, 2])),
+        symbolic=draw(st.booleans()),
+        casts=draw(st.sampled_from([False, False, False, True])),
+    )
+
+
+def choices() -> st.SearchStrategy[Choice]:
+    """Shapes and plans."""
+    return st.builds(
+        Choice,
+        tile=st.integers(0, len(TILES) - 1),
+        layout=st.integers(0, len(LAYOUTS) - 1),
+        parts=st.sampled_from([1, 1, 1, 2, 2, 3, 4, 5, 8]),
+        near=st.booleans(),
+        cluster_m=st.sampled_from([1, 1, 2, 4]),
+        row_groups=st.integers(1, 3),
+        units=st.integers(1, 7),
+        missing_rows=st.one_of(st.just(0), st.integers(0, 255)),
+        missing_columns=st.one_of(st.just(0), st.integers(0, 31)),
+        slots=st.integers(1, 6),
+        missing_depth=st.one_of(st.just(0), st.integers(0, 7)),
+        depth=st.integers(2, 5),
+        operands=st.integers(0, 7),
+        stores=st.integers(0, 7),
+    )
+
+
+def examples() -> st.SearchStrategy[Example]:
+    """Everything of one example."""
+    return st.builds(
+        Example,
+        model=models(),
+        choice=choices(),
+        seed=st.integers(0, 255),
+        slow=st.sampled_from(SLOW),
+        launches=st.sampled_from([1, 1, 1, 1, 2]),
+    )
