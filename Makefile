@@ -10,7 +10,7 @@ SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12)
 comma := ,
 EXTRAS := dev$(if $(shell command -v nvcc),,$(comma)nvrtc)
 
-.PHONY: demo test lint gpu-test clean
+.PHONY: demo test lint fuzz gpu-test clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -21,6 +21,11 @@ test: lint
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# random clusters and plans through everything that needs no GPU, half an hour on one core; failures are saved as
+# scripts in tests/fuzz_failures.  FUZZ="--examples 100 --seed 7" for others
+fuzz: $(READY)
+	$(BIN)/python -m tvm_comfuse.verify.fuzz $(FUZZ)
 
 # needs a Hopper GPU
 gpu-test: $(READY)

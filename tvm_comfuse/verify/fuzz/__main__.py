@@ -12,7 +12,9 @@ import typer
 
 def fuzz(
     count: Annotated[int, typer.Option("--examples", min=1, help="How many examples to run.")] = 2000,
-    seed: Annotated[int | None, typer.Option(help="The same seed draws the same examples; default: a random one.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed draws the same examples; default: a random one.")
+    ] = None,
     save: Annotated[Path, typer.Option(help="Folder for the replay files of failures.")] = Path("tests/fuzz_failures"),
     profile: Annotated[str, typer.Option(help="Steps of an example: long, or ci for the quicker selection.")] = "long",
 ) -> None:

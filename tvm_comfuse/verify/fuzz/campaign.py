@@ -15,10 +15,10 @@ from tvm_comfuse.verify.fuzz.replay import file_name, script_of
 from tvm_comfuse.verify.fuzz.strategies import Example, examples
 
 #: measured: half a second of one core for an example
-CI = Effort(interpreter=192, llvm=3, module=16)
+CI = Effort(interpreter=160, llvm=3, module=16)
 LONG = Effort(interpreter=1024, llvm=1, module=8, cuda=128)
 #: a failure ends a part of a campaign, the next one begins with another seed
-PART = 100
+PART = 25
 
 
 @dataclass

@@ -302,8 +302,6 @@ def inputs_of(function: relax.Function, case: Case) -> list[Array]:
 def run_on_llvm(func: tirx.PrimFunc, inputs: list[Array], shapes: list[Any], dtypes: list[Any]) -> list[Array]:
     """Outputs of a scheduled cluster on the CPU."""
     executable = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target="llvm")
-    outputs = [
-        tvm.runtime.tensor(np.full(shape, np.nan, dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)
-    ]
+    outputs = [tvm.runtime.tensor(np.full(shape, np.nan, dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
     executable["main"](*[tvm.runtime.tensor(array) for array in inputs], *outputs)
     return [output.numpy() for output in outputs]

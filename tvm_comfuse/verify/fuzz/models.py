@@ -6,7 +6,7 @@ Steps keep their values near one and well-conditioned in float32, so that a wron
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
@@ -29,6 +29,7 @@ class Step:
     other    a second one, or which of a few spellings
     operand  ``col`` [N], ``row`` [..., 1], ``tile`` [..., N], ``scalar`` [1], ``number`` [] or ``const``
     wide     whether the operand is float32 rather than of the model's half type
+    again    an operand that an earlier step has read, if there is one of the kind
     """
 
     name: str
@@ -36,6 +37,7 @@ class Step:
     other: int = 0
     operand: str = "col"
     wide: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ class _Writer:
         self.w = self.param("w", (columns, depth) if model.layout == "NK" else (depth, columns))
         self.tiles: list[Any] = []
         self.rows: list[Any] = []
+        #: parameters that steps have read, by kind
+        self.given: dict[tuple[str, bool], list[Any]] = {}
 
     def module(self) -> tvm.IRModule:
         with self.builder.function("main"):
@@ -153,8 +157,11 @@ class _Writer:
             "scalar": (1,),
             "number": (),
         }
-        name = f"{step.operand}{len(self.params)}"
-        return self.param(name, shapes[step.operand], F32 if step.wide else self.model.dtype)
+        given = self.given.setdefault((step.operand, step.wide), [])
+        if not (step.again and given):
+            name = f"{step.operand}{len(self.params)}"
+            given.append(self.param(name, shapes[step.operand], F32 if step.wide else self.model.dtype))
+        return given[-1]
 
     def tile(self, position: int) -> Any:
         return self.tiles[-1 - position % len(self.tiles)]
@@ -198,9 +205,14 @@ def _plus_one(writer: _Writer, value: Any) -> Any:
 
 
 def _reduce(function: Callable[..., Any], *before: Callable[[Any], Any]) -> Emit:
+    """A row value; two times out of three a tile that needs it, too."""
+
     def emit(writer: _Writer, step: Step) -> None:
         value = writer.chain(writer.tile(step.value), *before)
-        writer.rows.append(writer.emit(function(value, -1, keepdims=True)))
+        row = writer.emit(function(value, -1, keepdims=True))
+        writer.rows.append(row)
+        if step.other % 3:
+            writer.tiles.append(writer.emit(_BINARY[step.other % len(_BINARY)](writer, writer.tile(step.value), row)))
 
     return emit
 
@@ -216,18 +228,32 @@ _BINARY: tuple[Callable[[_Writer, Any, Any], Any], ...] = (
     lambda writer, a, b: op.subtract(writer.emit(op.tanh(b)), a),
 )
 
+#: with a parameter, which nothing need bound
+_DIRECT: tuple[Callable[[_Writer, Any, Any], Any], ...] = (
+    lambda writer, a, b: op.add(a, b),
+    lambda writer, a, b: op.multiply(a, b),
+    lambda writer, a, b: op.subtract(b, a),
+    *_BINARY[3:5],
+)
+
 
 def _binary(kind: str) -> Emit:
+    """Of two tiles, of a tile and an operand or row value, of two row values, or of a row value and a column or tile."""
+
     def emit(writer: _Writer, step: Step) -> None:
         if kind == "on_row":
             first = writer.row(step.value)
             second = writer.operand(step, first) if step.operand in ("scalar", "const") else writer.row(step.other)
         else:
-            first = writer.tile(step.value)
-            others = {"operand": lambda: writer.operand(step, first), "with_row": lambda: writer.row(step.other)}
+            first = writer.row(step.value) if kind == "row_operand" else writer.tile(step.value)
+            if kind == "row_operand" and step.operand not in ("col", "tile"):
+                step = replace(step, operand="tile")
+            others = {"row_operand": lambda: writer.operand(step, first)}
+            others |= {"operand": lambda: writer.operand(step, first), "with_row": lambda: writer.row(step.other)}
             second = others[kind]() if kind in others else writer.tile(step.other)
         first, second = writer.promoted(first, second)
-        result = writer.emit(_BINARY[step.other % len(_BINARY)](writer, first, second))
+        table = _DIRECT if kind.endswith("operand") and step.other % 4 else _BINARY
+        result = writer.emit(table[step.other % len(table)](writer, first, second))
         (writer.rows if kind == "on_row" else writer.tiles).append(result)
 
     return emit
@@ -298,6 +324,7 @@ STEPS: dict[str, Emit] = {
     "std": _reduce(op.std),
     "with_row": _binary("with_row"),
     "on_row": _binary("on_row"),
+    "row_operand": _binary("row_operand"),
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "norm_by_hand": _norm_by_hand,

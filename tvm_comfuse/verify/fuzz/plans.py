@@ -35,7 +35,7 @@ class Choice:
     units             tiles along M; missing_rows, missing_columns: what the last tile lacks, columns in steps of 8
     slots             along K; missing_depth: what the last lacks, in steps of 8
     depth             of the pipeline, less where it does not fit
-    operands, stores  bit n: tensor n is brought or stored by TMA, if it is half precision
+    operands, stores  bit n: tensor n does not go by TMA; a float32 one never does
     """
 
     tile: int = 0
@@ -105,7 +105,6 @@ def _plan(choice: Choice, spec: ClusterSpec, cluster_m: int) -> Plan:
 
 
 def _placed(tensors: Any, bits: int) -> tuple[str, ...]:
-    """TMA where the bit is set; float32 does not go through it."""
     return tuple(
-        "tma" if bits >> number & 1 and tensor.dtype != "float32" else "global" for number, tensor in enumerate(tensors)
+        "global" if bits >> number & 1 or tensor.dtype == "float32" else "tma" for number, tensor in enumerate(tensors)
     )

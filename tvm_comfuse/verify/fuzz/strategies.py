@@ -39,7 +39,7 @@ class Example:
 
 _position = st.integers(0, 5)
 #: what exchanges, broadcasts and keeps values alive comes more often than what only computes
-_OFTEN = ("operand", "operand", "operand", "earlier", "with_row", "max", "sum", "layer_norm", "softmax", "norm_by_hand")
+_OFTEN = ("operand", "operand", "operand", "earlier", "with_row", "row_operand", "max", "sum", "layer_norm", "softmax")
 _steps = st.builds(
     Step,
     name=st.one_of(st.sampled_from(_OFTEN), st.sampled_from(list(STEPS))),
@@ -47,6 +47,7 @@ _steps = st.builds(
     other=st.integers(0, 13),
     operand=st.sampled_from(["col", "tile", "tile", "tile", "row", "scalar", "number", "const"]),
     wide=st.sampled_from([False, False, True]),
+    again=st.booleans(),
 )
 _results = st.builds(
     Result,
@@ -59,12 +60,21 @@ _results = st.builds(
 _newest = st.builds(Result, dtype=st.sampled_from(["", *HALVES, "float32"]))
 
 
+#: short ones first, which is where shrinking goes
+_chains = st.one_of(
+    st.lists(_steps, min_size=1, max_size=2),
+    st.lists(_steps, min_size=2, max_size=5),
+    st.lists(_steps, min_size=3, max_size=MOST_STEPS),
+    st.lists(_steps, max_size=MOST_STEPS),
+)
+
+
 @st.composite
 def models(draw: st.DrawFn) -> Model:
     """Models of one matmul."""
-    more = draw(st.lists(_results, max_size=MOST_RESULTS - 1))
+    more = draw(st.one_of(st.just([]), st.lists(_results, min_size=1, max_size=MOST_RESULTS - 1)))
     return Model(
-        steps=tuple(draw(st.lists(_steps, max_size=MOST_STEPS))),
+        steps=tuple(draw(_chains)),
         results=(draw(_newest), *more),
         dtype=draw(st.sampled_from(HALVES)),
         layout=draw(st.sampled_from(["NK", "KN"])),

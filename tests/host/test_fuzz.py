@@ -1,0 +1,186 @@
+"""Fuzzing: 200 examples, the same every time; what a failure leaves behind; what campaigns have found, by kind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tvm_comfuse.refusal import Refusal
+from tvm_comfuse.verify.faults import FAULTS
+from tvm_comfuse.verify.fuzz import Case, FuzzError, Outcome, run_case, script_of
+from tvm_comfuse.verify.fuzz import case as steps
+from tvm_comfuse.verify.fuzz.campaign import CI, campaign
+from tvm_comfuse.verify.fuzz.case import Effort
+from tvm_comfuse.verify.fuzz.models import Model, Result, Step
+from tvm_comfuse.verify.fuzz.plans import Choice
+from tvm_comfuse.verify.fuzz.strategies import Example
+
+ROOT = Path(__file__).resolve().parents[2]
+FAILURES = ROOT / "tests" / "fuzz_failures"
+EXAMPLES, SEED = 200, 0
+#: what the examples must have met, and how often at least
+MET = {
+    "discovery": 200,
+    "static": 200,
+    "interpreter": 70,
+    "llvm": 40,
+    "module": 5,
+    "cooperative": 60,
+    "pingpong": 30,
+    "exchange none": 10,
+    "exchange warp": 20,
+    "exchange cta": 3,
+    "exchange cluster": 10,
+    "exchange grid": 10,
+    "bfloat16": 50,
+    "float16": 50,
+    "w NK": 50,
+    "w KN": 50,
+    "symbolic": 40,
+    "ragged N": 30,
+    "multicast": 20,
+    "tma operand": 10,
+    "tma store": 40,
+    "stages 3": 10,
+    "stages 5": 8,
+    "results 3": 10,
+    "several launches": 10,
+}
+
+
+def test_examples() -> None:
+    summary = campaign(EXAMPLES, SEED, CI, save=FAILURES)
+    assert not summary.failures, str(summary)
+    assert summary.examples >= EXAMPLES
+    met = summary.steps + summary.kinds
+    assert {name: met[name] for name, least in MET.items() if met[name] < least} == {}
+
+
+# --- what campaigns have found ----------------------------------------------------------------------------------------
+
+TILE = Step("operand", operand="tile")
+AGAIN = Step("operand", value=1, other=3, operand="tile", again=True)
+HALF, WIDE = Result(dtype="bfloat16"), Result(dtype="float32")
+FOUND: dict[str, tuple[tuple[Step, ...], tuple[Result, ...]]] = {
+    # discovery carries a value that two results of the last stage need; the reader of canonical functions refused it
+    "carried_in_the_last_stage": ((Step("tanh"),), (HALF, WIDE)),
+    # the second result of a stage read an operand from the tile that the first result had taken: wrong numbers
+    "operand_read_by_two_results": ((TILE, AGAIN), (HALF, replace(HALF, value=1))),
+    # the same with the second reader in the pass that makes a row value
+    "operand_read_by_a_result_and_a_reduction": (
+        (TILE, AGAIN, Step("max"), Step("with_row", value=2)),
+        (HALF, replace(HALF, value=2)),
+    ),
+    # results that do not need their stage's carried value are ready first, but were sent last: a hang
+    "a_result_ready_before_the_carried_value": (
+        (Step("max"), Step("tanh"), Step("with_row"), Step("row_operand", operand="tile")),
+        (replace(HALF, value=1), Result(1, dtype="float16"), HALF),
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", [0, 1], ids=["cooperative", "pingpong"])
+@pytest.mark.parametrize("name", FOUND)
+def test_found(name: str, layout: int) -> None:
+    model = Model(*FOUND[name])
+    outcome = run(Example(model, Choice(layout=layout, units=3, parts=2), seed=0, slow=None, launches=1))
+    assert outcome.case is not None
+    assert "tma" in outcome.case.plan.store
+    assert not outcome.stops
+
+
+def run(example: Example) -> Outcome:
+    """An example that must not be rejected."""
+    outcome = run_case(*example.case(), Effort(interpreter=1 << 30))
+    assert not outcome.rejected
+    assert {"interpreter", "llvm", "module"} <= set(outcome.seconds)
+    return outcome
+
+
+# --- what a failure leaves behind -------------------------------------------------------------------------------------
+
+NORM = Example(Model((Step("layer_norm"),), (HALF,)), Choice(parts=2, units=2), seed=0, slow=None, launches=2)
+
+
+def replayed(failure: FuzzError, folder: Path) -> tuple[int, str]:
+    """Exit code and output of a failure's script, run far from the checkout."""
+    path = folder / "failure.py"
+    path.write_text(script_of(failure))
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_a_replay_fails_as_the_example_did(tmp_path: Path) -> None:
+    given, choose = NORM.case()
+    plan = run_case(given, choose, CI).case.plan  # type: ignore[union-attr]
+    with pytest.raises(FuzzError) as raised:
+        run_case(replace(given, plan=replace(plan, ctas=plan.ctas + 1)))
+    assert raised.value.kind == "schedule-refused"
+    code, text = replayed(raised.value, tmp_path)
+    assert code == 1
+    assert text.startswith("fails: schedule-refused: ctas must be a multiple")
+
+
+def test_a_fault_of_a_kernel_is_a_failure_and_its_replay_has_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower = steps.lower
+    monkeypatch.setattr(steps, "lower", lambda func, name: FAULTS["quad-missing"].apply(lower(func, name)))
+    given, choose = NORM.case()
+    with pytest.raises(FuzzError) as raised:
+        run_case(given, choose)
+    failure = raised.value
+    assert failure.kind == "interpreter-numbers"
+    assert failure.case.plan is not None
+    assert failure.case.launches == NORM.launches
+    # the fault is not in the script's process
+    assert replayed(failure, tmp_path) == (0, "passes\n")
+
+
+def test_an_exception_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise IndexError("planted")
+
+    monkeypatch.setattr(steps, "check", broken)
+    with pytest.raises(FuzzError, match="IndexError: planted") as raised:
+        run_case(*NORM.case())
+    assert raised.value.kind == "static-raises"
+    assert isinstance(raised.value.__cause__, IndexError)
+
+
+def test_a_failure_is_shrunk_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clusters with a row maximum are refused: the smallest model has just that and one result of it."""
+
+    def planted(spec: Any) -> list[Refusal]:
+        return [Refusal("planted", "no maxima")] if any(each.op == "max" for each in spec.reductions) else []
+
+    monkeypatch.setattr(steps, "supported", planted)
+    folder = tmp_path / "failures"
+    summary = campaign(25, 3, Effort(interpreter=0, llvm=1 << 20, module=1 << 20), save=folder)
+    (failure,), (path,) = summary.failures, summary.files
+    assert failure.kind == "schedule-unsupported"
+    assert path == folder / "schedule_unsupported.py"
+    assert path.read_text() == script_of(failure)
+    names = operators(failure.case)
+    assert len(names - {"relax.permute_dims", "relax.astype"}) <= 5
+    assert names & {"relax.max", "relax.nn.softmax", "relax.nn.log_softmax"}
+    assert "planted" in str(summary)
+
+
+def operators(case: Case) -> set[str]:
+    """Relax operators of a case's model."""
+    bindings = [binding for block in case.module["main"].body.blocks for binding in block.bindings]
+    return {str(binding.value.op.name) for binding in bindings if hasattr(binding.value, "op")}
