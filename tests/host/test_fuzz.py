@@ -95,6 +95,18 @@ def test_found(name: str, layout: int) -> None:
     assert not outcome.stops
 
 
+@pytest.mark.parametrize("parts", [1, 2], ids=["cta", "cluster"])
+def test_found_a_warp_group_without_columns_had_weight_in_a_mean(parts: int) -> None:
+    """Two groups side by side, N a multiple of their tile but not of the CTA's columns: the last group is behind N."""
+    half = Choice(layout=2, parts=parts, missing_columns=8)
+    outcome = run(Example(Model((Step("layer_norm"),), (HALF,)), half, seed=0, slow=None, launches=1))
+    assert outcome.case is not None
+    assert outcome.spec is not None
+    plan = outcome.case.plan
+    assert outcome.spec.n % plan.cta_columns == plan.tile_n == 64
+    assert plan.exchange == ("cta" if parts == 1 else "cluster")
+
+
 def run(example: Example) -> Outcome:
     """An example that must not be rejected."""
     outcome = run_case(*example.case(), Effort(interpreter=1 << 30))

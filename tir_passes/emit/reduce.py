@@ -53,7 +53,7 @@ def _clear(stages: Stages, member: Any) -> None:
 
 def _columns_of(kernel: Any, part: Expr) -> Expr:
     """Columns of a part of the row that lie before N, as float32."""
-    if kernel.spec.n % kernel.plan.tile_n == 0:
+    if not kernel.geometry.ragged_n:
         return f32(float(kernel.plan.tile_n))
     left = T.max(T.min(kernel.spec.n - part * kernel.plan.tile_n, kernel.plan.tile_n), 0)
     return T.cast(left, "float32")
@@ -63,7 +63,7 @@ def _localise_mean(kernel: Any, total: Any) -> None:
     """Scales a part's sum so that `total / N`, as the expressions have it, is the mean of the part."""
     if kernel.plan.exchange == "warp":
         return
-    if kernel.spec.n % kernel.plan.tile_n == 0:
+    if not kernel.geometry.ragged_n:
         scale = f32(kernel.spec.n / kernel.plan.tile_n)
     else:
         scale = f32(float(kernel.spec.n)) / T.max(_columns_of(kernel, kernel.row_part), f32(1.0))

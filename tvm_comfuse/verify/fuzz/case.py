@@ -17,7 +17,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tvm_comfuse.cuda import compile_cubin, sources
+from tvm_comfuse.cuda import compile_cubin, find_nvcc, find_nvrtc, sources
 from tvm_comfuse.errors import ComfuseError
 from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.relay_patterns.canonical import Canonical, canonicalize, operand_shape
@@ -178,7 +178,7 @@ class _Run:
             with self.at("module"):
                 self.whole_module()
         # not seed 0: examples shrink to it, and this step is slow
-        if effort.cuda and seed % effort.cuda == effort.cuda - 1:
+        if effort.cuda and seed % effort.cuda == effort.cuda - 1 and (find_nvcc() or find_nvrtc()):
             with self.at("cuda"):
                 self.compile_for_cuda(kernel)
 
