@@ -1,4 +1,4 @@
-"""The interpreter: right kernels give right numbers and no findings, in every order of agents."""
+"""The interpreter: right kernels give right numbers and no findings, in every order of actors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tvm import te
 from tvm_comfuse.errors import ComfuseError, LoweringError
 from tvm_comfuse.verify.interpreter import Program, interpret
 
-#: agents and copies that are as slow as possible, one at a time
+#: actors and copies that are as slow as possible, one at a time
 SLOW = [None, "wg0.w0", "wg1", "cta0", "load"]
 #: seconds that two CTAs with two tiles per warp group at K = 256 may take, compilation included
 TIME_LIMIT = 10.0
@@ -96,8 +96,8 @@ def test_inputs_by_name_and_wrong_inputs() -> None:
         interpret(given.kernel, [given.arrays[0].astype("float32"), *given.arrays[1:]])
 
 
-def test_agents_are_named() -> None:
-    names = case("layer_norm", "pingpong_grid").program.agents()
+def test_actors_are_named() -> None:
+    names = case("layer_norm", "pingpong_grid").program.actors()
     assert names == ["wg0.w0", "wg0.w1", "wg0.w2", "wg0.w3", "wg1", "wg2", "load", "store"]
 
 

@@ -100,7 +100,7 @@ def verify(
 ) -> VerifyReport:
     """Verify every kernel that ``tvm_comfuse.compile`` would make of a model.  Needs no GPU and compiles nothing.
 
-    seeds  random interleavings; as many adversarial ones follow as there are agents to slow down
+    seeds  random interleavings; as many adversarial ones follow as there are actors to slow down
     The other arguments are those of ``compile``, and so are the errors; TargetError if no kernels are made for the target.
     """
     from tvm_comfuse.build import to_module

@@ -25,7 +25,7 @@ MAX_STEPS = 200_000
 
 @dataclass(frozen=True)
 class Interleaving:
-    """An order of execution: random by seed, or with one agent as slow as possible (see interpreter.Program)."""
+    """An order of execution: random by seed, or with one actor as slow as possible (see interpreter.Program)."""
 
     seed: int
     slow: str | None = None
@@ -51,7 +51,7 @@ def interleavings(program: Program, ctas: int, seeds: Sequence[int]) -> Iterator
     first = min(seeds, default=0)
     for cta in sorted({*range(min(ctas, SLOW_CTAS)), ctas - 1}):
         yield Interleaving(first, f"cta{cta}")
-    yield from (Interleaving(first, agent) for agent in program.agents())
+    yield from (Interleaving(first, actor) for actor in program.actors())
 
 
 def explore(

@@ -59,7 +59,7 @@ class Case:
     module    Relax, one function main with one matmul
     symbol    value of its symbolic dimension, if it has one
     seed      of the inputs and of the interleaving
-    slow      agent that is as slow as possible, or None
+    slow      actor that is as slow as possible, or None
     launches  of the kernel, one after the other
     plan      None: not chosen yet
     """
@@ -236,7 +236,7 @@ class _Run:
     def interpret(self, kernel: tirx.PrimFunc) -> None:
         """Launches, one after the other, each in an order of its own."""
         program, statics = Program(kernel), None
-        slow = self.case.slow if self.case.slow in {*program.agents(), "cta0", "cta1"} else None
+        slow = self.case.slow if self.case.slow in {*program.actors(), "cta0", "cta1"} else None
         for launch in range(self.case.launches):
             run = program.run(
                 self.inputs, seed=self.case.seed + launch, slow=slow, max_steps=MAX_STEPS, statics=statics

@@ -12,7 +12,7 @@ from tvm_comfuse.verify.fuzz.plans import LAYOUTS, TILES, Choice, fit
 
 MOST_STEPS, MOST_RESULTS = 7, 3
 HALVES = ("bfloat16", "float16")
-#: agents as slow as possible; those that a kernel does not have slow nobody down
+#: actors as slow as possible; those that a kernel does not have slow nobody down
 SLOW = (None, "wg0.w0", "wg0.w1", "wg1", "wg2", "cta0", "cta1", "load", "store")
 
 

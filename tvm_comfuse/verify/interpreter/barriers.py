@@ -14,7 +14,7 @@ MOST_BYTES, MOST_ARRIVALS = 2**20 - 1, 2**20 - 1
 
 
 class Waitable:
-    """Something agents wait for."""
+    """Something actors wait for."""
 
     def __init__(self, name: str, scheduler: Any):
         self.name, self.scheduler = name, scheduler

@@ -1,4 +1,4 @@
-"""From instructions to calls of an agent's methods.
+"""From instructions to calls of an actor's methods.
 
 One method per instruction, named after TVM's operator with dots as underscores.  Operands come first, then modifiers as
 strings.

@@ -31,7 +31,7 @@ class Context:
 
 @dataclass(eq=False)
 class Local:
-    """Registers of an agent: a Python list if uniform, else an array [size, lanes]; `valid` tells which were written."""
+    """Registers of an actor: a Python list if uniform, else an array [size, lanes]; `valid` tells which were written."""
 
     name: str
     buffer: Buffer

@@ -1,4 +1,4 @@
-"""The grid: CTAs with their shared memory and barriers, clusters, agents."""
+"""The grid: CTAs with their shared memory and barriers, clusters, actors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tvm_comfuse.verify.interpreter.agent import Agent
+from tvm_comfuse.verify.interpreter.actor import Actor
 from tvm_comfuse.verify.interpreter.barriers import CountedBarrier, Joined, MBarrier, Waitable
 from tvm_comfuse.verify.interpreter.clocks import Components
 from tvm_comfuse.verify.interpreter.memory import Statics
@@ -50,7 +50,7 @@ class Cluster:
 
 
 class Cta:
-    """A CTA: shared memory, its shadow, barriers, agents."""
+    """A CTA: shared memory, its shadow, barriers, actors."""
 
     def __init__(self, machine: Machine, index: int, rank: int, cluster: Cluster):
         self.index, self.rank, self.cluster, self.report = index, rank, cluster, machine.report
@@ -75,18 +75,18 @@ class Cta:
                     MBarrier(f"{name}[{at}]", index, component, parts.total, machine.scheduler, machine.report)
                 )
                 number += 1
-        self.agents: list[Agent] = []
+        self.actors: list[Actor] = []
         self.running = 0
         #: loads under way to this CTA's shared memory
         self.inbound = 0
         self.exited = False
-        #: latest epoch of each component that signalled or wrote to this CTA from another one, and what its agents knew
+        #: latest epoch of each component that signalled or wrote to this CTA from another one, and what its actors knew
         self.touched = np.zeros(parts.total, np.int32)
         self.known = np.zeros(parts.total, np.int32)
 
-    def leave(self, agent: Agent) -> None:
-        """An agent is done; the last one ends the CTA."""
-        np.maximum(self.known, agent.vc.max(0), out=self.known)
+    def leave(self, actor: Actor) -> None:
+        """An actor is done; the last one ends the CTA."""
+        np.maximum(self.known, actor.vc.max(0), out=self.known)
         self.running -= 1
         if self.running:
             return
@@ -94,7 +94,7 @@ class Cta:
         where = f"cta {self.index}"
         late = np.flatnonzero(self.touched > self.known)
         if len(late):
-            who = agent.machine.components.name(int(late[0]))
+            who = actor.machine.components.name(int(late[0]))
             self.report.add(
                 "exited-cta", where, f"exits and nothing orders the signals or writes of {who} to it before that"
             )
@@ -103,7 +103,7 @@ class Cta:
                 "exited-cta", where, f"exits with {self.inbound} loads still on their way to its shared memory"
             )
         if all(cta.exited for cta in self.cluster.ctas):
-            agent.scheduler.admit()
+            actor.scheduler.admit()
         for barrier in self.named:
             if barrier.arrived:
                 text = f"{barrier.arrived} of {barrier.count} threads have arrived when the CTA exits"
@@ -130,13 +130,13 @@ class Machine:
             self.ctas.append(Cta(self, index, rank, cluster))
             cluster.ctas.append(self.ctas[-1])
 
-    def add_agent(self, cta: Cta, group: int, warp: int | None) -> Agent:
-        """The agent of a warp group, or of one warp of it."""
+    def add_actor(self, cta: Cta, group: int, warp: int | None) -> Actor:
+        """The actor of a warp group, or of one warp of it."""
         first = group * 4
         warps = range(first, first + 4) if warp is None else range(first + warp, first + warp + 1)
         label = f"cta{cta.index}.wg{group}" + ("" if warp is None else f".w{warp}")
-        number = 1 + sum(len(c.agents) for c in self.ctas)
-        agent = Agent(self, cta, label, number, group, warps)
-        cta.agents.append(agent)
+        number = 1 + sum(len(c.actors) for c in self.ctas)
+        actor = Actor(self, cta, label, number, group, warps)
+        cta.actors.append(actor)
         cta.running += 1
-        return agent
+        return actor

@@ -52,7 +52,7 @@ class Tensor:
             return
         before = self.author[at]
         if ((before != 0) & (before != author)).any():
-            text = f"{where}: writes an element of {self.name} that another agent has written too"
+            text = f"{where}: writes an element of {self.name} that another actor has written too"
             self.report.add("output-race", f"{who}, {where}", text)
         self.author[at] = author
         self.flat[at] = values

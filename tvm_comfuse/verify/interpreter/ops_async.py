@@ -22,7 +22,7 @@ class Group:
 
 
 class AsyncOps(BarrierOps):
-    """Part of Agent."""
+    """Part of Actor."""
 
     def _start_async(self) -> None:
         #: per warp: copies not committed yet, groups committed, groups known to be read

@@ -14,7 +14,7 @@ Steps = Generator[Any, None, None]
 
 
 class BarrierOps(State):
-    """Part of Agent."""
+    """Part of Actor."""
 
     # --- mbarriers ----------------------------------------------------------------------------------------------------
 
@@ -58,7 +58,7 @@ class BarrierOps(State):
         self.barrier(name, index, mask, where).init(epoch, int(count))
 
     def fence_init(self) -> None:
-        """fence.mbarrier_init.release.cluster: the initialisations of this agent are visible to others."""
+        """fence.mbarrier_init.release.cluster: the initialisations of this actor are visible to others."""
         mine = set(self.comp.tolist())
         for barriers in self.cta.barriers.values():
             for barrier in barriers:

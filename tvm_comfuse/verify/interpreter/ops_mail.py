@@ -35,7 +35,7 @@ def _pick(value: Any, lanes: Array) -> Any:
 
 
 class MailOps(BarrierOps, MemoryOps):
-    """Part of Agent."""
+    """Part of Actor."""
 
     def post_cluster(self, address: Any, rank: Any, value: Any, tag: Any, mask: Any, where: str) -> Steps:
         """Each lane writes (value, tag) to its address in the CTA `rank` of the cluster."""

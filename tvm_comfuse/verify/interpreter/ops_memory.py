@@ -16,7 +16,7 @@ WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class MemoryOps(State):
-    """Part of Agent.  Addresses are one number or one per lane; values are [lanes] arrays, or scalars for a single lane."""
+    """Part of Actor.  Addresses are one number or one per lane; values are [lanes] arrays, or scalars for a single lane."""
 
     def _shared(self, address: Any, size: int, mask: Any, where: str) -> tuple[Array, Array]:
         """(lanes that take part, their addresses), checked for bounds and alignment to `size` bytes."""

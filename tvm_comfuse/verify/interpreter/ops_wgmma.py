@@ -60,7 +60,7 @@ def fragment(columns: int) -> tuple[Array, Array]:
 
 
 class WgmmaOps(State):
-    """Part of Agent."""
+    """Part of Actor."""
 
     def _start_wgmma(self) -> None:
         #: products issued since the last commit; committed groups not waited for, oldest first; groups committed so far

@@ -21,7 +21,7 @@ WARPS_OF_GROUP = 4
 
 @dataclass
 class Role:
-    """Code of warp group `group`, or of its warp `warp`; run(agent) gives the generator.  source: the Python text."""
+    """Code of warp group `group`, or of its warp `warp`; run(actor) gives the generator.  source: the Python text."""
 
     group: int
     warp: int | None
@@ -59,17 +59,17 @@ def compile_roles(kernel: Kernel, groups: int, names: dict[str, Any], parameters
     accumulators = {pointee(split(call)[0][0]).value for call in calls(kernel.device) if is_product(call)}
     return [
         _Compiler(kernel, group, warp, accumulators, names, parameters).role()
-        for group, warp in agents_of(kernel, groups)
+        for group, warp in actors_of(kernel, groups)
     ]
 
 
-def agents_of(kernel: Kernel, groups: int) -> list[tuple[int, int | None]]:
+def actors_of(kernel: Kernel, groups: int) -> list[tuple[int, int | None]]:
     """(warp group, None) of each warp group that multiplies, (warp group, warp) of each warp of the others."""
-    agents: list[tuple[int, int | None]] = []
+    actors: list[tuple[int, int | None]] = []
     for group in range(groups):
         whole = _Compiler(kernel, group, None, set(), {}, {}).multiplies()
-        agents += [(group, None)] if whole else [(group, warp) for warp in range(WARPS_OF_GROUP)]
-    return agents
+        actors += [(group, None)] if whole else [(group, warp) for warp in range(WARPS_OF_GROUP)]
+    return actors
 
 
 class _Compiler:
@@ -88,7 +88,7 @@ class _Compiler:
         self.varying: set[Buffer] = set()
 
     def writer(self) -> Statements:
-        """A fresh writer that knows the agent's place."""
+        """A fresh writer that knows the actor's place."""
         tensors = {buffer: f"tensor_{buffer.name}" for buffer in self.kernel.params}
         maps = {stmt.value: f"map_{stmt.value.name}" for stmt in self.kernel.host if stmt.kind == "bind"}
         writer = Statements(self.lanes, tensors, self.accumulators, maps, self.varying)

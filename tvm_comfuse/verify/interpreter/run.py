@@ -15,7 +15,7 @@ from tvm_comfuse.verify.interpreter.machine import Launch, Machine
 from tvm_comfuse.verify.interpreter.mail_calls import mail_arrays
 from tvm_comfuse.verify.interpreter.memory import Statics, Tensor, numpy_dtype, tensor_map
 from tvm_comfuse.verify.interpreter.report import HaltError, Report
-from tvm_comfuse.verify.interpreter.roles import Role, agents_of, compile_roles
+from tvm_comfuse.verify.interpreter.roles import Role, actors_of, compile_roles
 from tvm_comfuse.verify.interpreter.scheduler import Scheduler
 from tvm_comfuse.verify.interpreter.tree import Buffer, Expr, Kernel, UnsupportedError, read_kernel, show
 from tvm_comfuse.verify.interpreter.values import Value
@@ -31,7 +31,7 @@ class Result:
 
     outputs       arrays by parameter name, of their own dtype; NaN where nothing was written
     findings      violations, in the order they happened; empty for a right kernel
-    interleaving  digest of the order in which agents and copies went on: equal digests, equal runs
+    interleaving  digest of the order in which actors and copies went on: equal digests, equal runs
     steps         how often the scheduler chose
     statics       static memory of the module after the launch, to be given to the next one
     """
@@ -84,7 +84,7 @@ class Program:
         """One launch.
 
         inputs     arrays of the first parameters, or by name; the parameters without one are outputs
-        seed       of the order in which agents go on
+        seed       of the order in which actors go on
         slow       who goes on only if nobody else can: ``wg1``, ``cta0``, ``wg0.w2``, ``cta1.wg0``, ``load``, ``store``
         max_steps  choices of the scheduler after which the run ends with a finding
         resident   clusters (CTAs, without clusters) that the GPU runs at the same time; others begin when some have left.
@@ -110,10 +110,10 @@ class Program:
         outputs = {buffer.name: tensors[buffer].array for buffer in self.kernel.params if tensors[buffer].output}
         return Result(outputs, report.findings, f"{scheduler.digest:08x}", scheduler.steps, machine_statics)
 
-    def agents(self) -> list[str]:
+    def actors(self) -> list[str]:
         """Values of `slow` that name a warp group, warp or kind of copy of this kernel."""
-        agents = agents_of(self.kernel, self._extent("warp_group", 1))
-        return [f"wg{group}" + ("" if warp is None else f".w{warp}") for group, warp in agents] + ["load", "store"]
+        actors = actors_of(self.kernel, self._extent("warp_group", 1))
+        return [f"wg{group}" + ("" if warp is None else f".w{warp}") for group, warp in actors] + ["load", "store"]
 
     # --- parameters ---------------------------------------------------------------------------------------------------
 
@@ -227,8 +227,8 @@ class Program:
             if cta.rank == 0:
                 clusters.append([])
             for role in roles:
-                agent = machine.add_agent(cta, role.group, role.warp)
+                actor = machine.add_actor(cta, role.group, role.warp)
                 role.run.__globals__.update(names)
-                agent.code = role.run(agent)
-                clusters[-1].append(agent)
+                actor.code = role.run(actor)
+                clusters[-1].append(actor)
         scheduler.start(clusters, len(clusters) if resident is None else resident)

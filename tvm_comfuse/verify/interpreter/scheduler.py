@@ -1,4 +1,4 @@
-"""Runs agents and asynchronous copies in a seeded random order."""
+"""Runs actors and asynchronous copies in a seeded random order."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ class Event:
 
 
 class Scheduler:
-    """Picks who goes on.  slow: agents and copies whose label has it as one of its dotted parts go on only when nobody else
+    """Picks who goes on.  slow: actors and copies whose label has it as one of its dotted parts go on only when nobody else
     can: ``cta1``, ``wg2``, ``w0``, ``load``, ``store``; several parts (``cta1.wg2``) must all be there."""
 
     def __init__(self, seed: int, slow: str | None, report: Report, max_steps: int):
         self.random = random.Random(seed)
         self.slow_parts = frozenset(slow.split(".")) if slow else frozenset()
         self.report, self.max_steps = report, max_steps
-        self.agents: list[Any] = []
+        self.actors: list[Any] = []
         self.runnable: list[Any] = []
-        #: agents of clusters that find no free SM yet, cluster by cluster
+        #: actors of clusters that find no free SM yet, cluster by cluster
         self.queued: list[list[Any]] = []
         self.events: list[Event] = []
         self.steps = 0
         self.digest = 0
 
     def start(self, clusters: list[list[Any]], resident: int) -> None:
-        """Makes the agents of each cluster known; the first `resident` clusters begin."""
-        self.agents = [agent for cluster in clusters for agent in cluster]
-        self.runnable = [agent for cluster in clusters[:resident] for agent in cluster]
+        """Makes the actors of each cluster known; the first `resident` clusters begin."""
+        self.actors = [actor for cluster in clusters for actor in cluster]
+        self.runnable = [actor for cluster in clusters[:resident] for actor in cluster]
         self.queued = clusters[resident:]
 
     def admit(self) -> None:
@@ -63,7 +63,7 @@ class Scheduler:
                     self.report.fatal("step-limit", "scheduler", f"not done after {self.steps} steps", steps=self.steps)
                 self.steps += 1
                 self._step(self._pick())
-            if all(agent.done for agent in self.agents):
+            if all(actor.done for actor in self.actors):
                 return True
             self._deadlock()
         except HaltError:
@@ -102,21 +102,21 @@ class Scheduler:
             self.runnable.remove(chosen)
             waitable.waiters.append(chosen)
 
-    def _bad_index(self, agent: Any, error: IndexError) -> None:
+    def _bad_index(self, actor: Any, error: IndexError) -> None:
         """Generated code itself indexes nothing but registers."""
         frames = traceback.extract_tb(error.__traceback__)
         if not frames[-1].filename.startswith(GENERATED):
             raise error
         self.report.fatal(
-            "register-bounds", agent.label, f"an index of registers out of bounds: {frames[-1].line or error}"
+            "register-bounds", actor.label, f"an index of registers out of bounds: {frames[-1].line or error}"
         )
 
     def _deadlock(self) -> None:
-        waiting = {id(agent) for cluster in self.queued for agent in cluster}
-        stuck = [agent for agent in self.agents if not agent.done and id(agent) not in waiting]
-        lines = [f"{agent.label} waits {agent.waiting()}" for agent in stuck]
+        waiting = {id(actor) for cluster in self.queued for actor in cluster}
+        stuck = [actor for actor in self.actors if not actor.done and id(actor) not in waiting]
+        lines = [f"{actor.label} waits {actor.waiting()}" for actor in stuck]
         shown = "; ".join(lines[:12]) + (f"; and {len(lines) - 12} more" if len(lines) > 12 else "")
         if self.queued:
             shown = f"{len(self.queued)} clusters find no free SM; {shown}"
-        names = [agent.label for agent in stuck]
+        names = [actor.label for actor in stuck]
         self.report.add("deadlock", names[0], f"nobody can go on: {shown}", stuck=names)

@@ -29,36 +29,36 @@ class Shadow:
 
     # --- generic accesses of lanes ------------------------------------------------------------------------------------
 
-    def read(self, agent: Any, rows: Array, addresses: Array, where: str) -> None:
-        """Lanes of the agent's warps `rows` read at `addresses`."""
+    def read(self, actor: Any, rows: Array, addresses: Array, where: str) -> None:
+        """Lanes of the actor's warps `rows` read at `addresses`."""
         at = addresses >> 4
         writer = self.writer[at]
-        bad = agent.vc[rows, writer] < self.clock[at]
+        bad = actor.vc[rows, writer] < self.clock[at]
         if bad.any():
-            self._bad_read(agent.label, at[bad][0], where)
-        self.reads[agent.local[rows], at] = agent.vc[rows, agent.comp[rows]]
+            self._bad_read(actor.label, at[bad][0], where)
+        self.reads[actor.local[rows], at] = actor.vc[rows, actor.comp[rows]]
 
-    def write(self, agent: Any, rows: Array, addresses: Array, where: str) -> None:
-        """Lanes of the agent's warps `rows` write at `addresses`."""
+    def write(self, actor: Any, rows: Array, addresses: Array, where: str) -> None:
+        """Lanes of the actor's warps `rows` write at `addresses`."""
         at = addresses >> 4
         writer = self.writer[at]
-        bad = (agent.vc[rows, writer] < self.clock[at]) & (writer != NOBODY)
+        bad = (actor.vc[rows, writer] < self.clock[at]) & (writer != NOBODY)
         if bad.any():
-            self._bad_write(agent.label, at[bad][0], where)
-        late = self.reads[:, at] > agent.vc[rows, self.known].T
+            self._bad_write(actor.label, at[bad][0], where)
+        late = self.reads[:, at] > actor.vc[rows, self.known].T
         if late.any():
-            self._still_read(agent.label, late, at, where)
-        self._written(at, agent.comp[rows], agent.vc[rows, agent.comp[rows]], False)
+            self._still_read(actor.label, late, at, where)
+        self._written(at, actor.comp[rows], actor.vc[rows, actor.comp[rows]], False)
 
-    def atomic(self, agent: Any, rows: Array, addresses: Array, where: str) -> None:
+    def atomic(self, actor: Any, rows: Array, addresses: Array, where: str) -> None:
         """Lanes write words that are only ever touched by atomic instructions from now on."""
         at = addresses >> 4
         writer = self.writer[at]
         if (writer == NOBODY).any():
-            self._bad_read(agent.label, at[writer == NOBODY][0], where)
-        bad = agent.vc[rows, writer] < self.clock[at]
+            self._bad_read(actor.label, at[writer == NOBODY][0], where)
+        bad = actor.vc[rows, writer] < self.clock[at]
         if bad.any():
-            self._bad_write(agent.label, at[bad][0], where)
+            self._bad_write(actor.label, at[bad][0], where)
         self._written(at, ATOMIC, 0, False)
 
     # --- asynchronous accesses ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What every instruction knows of the agent that executes it: lanes, warps, order."""
+"""What every instruction knows of the actor that executes it: lanes, warps, order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Mask = Any
 
 
 class State:
-    """State of one agent: a warp, or a warp group that runs wgmma, whose lanes go in step.
+    """State of one actor: a warp, or a warp group that runs wgmma, whose lanes go in step.
 
     label    e.g. ``cta0.wg1`` or ``cta0.wg0.w2``
     vc       [warps, components] what each of its warps knows; fenced: what of it is fenced for the asynchronous proxy

@@ -1,4 +1,4 @@
-"""From statements to the Python source of one role: a generator function of an agent."""
+"""From statements to the Python source of one role: a generator function of an actor."""
 
 from __future__ import annotations
 

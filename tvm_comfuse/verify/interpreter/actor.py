@@ -1,4 +1,4 @@
-"""An agent: a warp, or a warp group that runs wgmma, and every instruction it can execute."""
+"""An actor: a warp, or a warp group that runs wgmma, and every instruction it can execute."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tvm_comfuse.verify.interpreter.ops_mail import MailOps
 from tvm_comfuse.verify.interpreter.ops_wgmma import WgmmaOps
 
 
-class Agent(AsyncOps, MailOps, WgmmaOps):
-    """All instructions of one agent.  Generated code calls them; those that may wait are generators."""
+class Actor(AsyncOps, MailOps, WgmmaOps):
+    """All instructions of one actor.  Generated code calls them; those that may wait are generators."""
 
     def __init__(self, machine: Any, cta: Any, label: str, number: int, group: int, warps: range):
         super().__init__(machine, cta, label, number, group, warps)
