@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -97,6 +98,43 @@ class Worker:
         self._errors.flush()
         self._errors.seek(0)
         return self._errors.read()[-TAIL:].strip()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds: for the child to start, to compile a kernel, and from its first launch to the last result."""
+
+    start: float = 180.0
+    build: float = 300.0
+    launch: float = 60.0
+
+
+def first_launch(
+    worker: Worker, limits: Limits, request: dict[str, Any], launching: str, built: Callable[[dict[str, Any]], None]
+) -> tuple[dict[str, Any] | None, str]:
+    """Has a child compile and launch a kernel, starting the child if none runs.
+
+    launching  what the child does after its message {"event": "built"}, for the report
+    built      called with that message
+    Gives the child's last message, or None and what went wrong: a step over its limit, or the end of the child.
+    """
+    doing, limit, launched = "start", limits.start, False
+    try:
+        if not worker.running:
+            worker.start()
+            worker.answer(limit)
+        doing, limit = "compile", limits.build
+        worker.request(request)
+        message = worker.answer(limit)
+        if message["event"] == "built":
+            built(message)
+            doing, limit, launched = launching, limits.launch, True
+            message = worker.answer(limit)
+    except TimeoutError:
+        return None, f"did not {doing} within {limit:g} s" + (": it hangs" if launched else "")
+    except (ChildProcessError, OSError) as error:
+        return None, f"the process that should {doing} ended: {error}"
+    return message, ""
 
 
 def serve() -> Iterator[tuple[dict[str, Any], Answers]]:

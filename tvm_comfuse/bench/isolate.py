@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import TracebackType
+from typing import Any
 
 from tvm_comfuse.bench.checks import RowCheck
 from tvm_comfuse.bench.suites import Row
-from tvm_comfuse.worker import Worker
+from tvm_comfuse.worker import Limits, Worker, first_launch
 
+__all__ = ["IsolatedChecks", "Limits"]
 CHILD = (sys.executable, "-m", "tvm_comfuse.bench.child")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Seconds: for the child to start, for a row to compile, and from its first launch to the last result."""
-
-    start: float = 180.0
-    build: float = 300.0
-    launch: float = 60.0
 
 
 class IsolatedChecks:
@@ -43,27 +36,20 @@ class IsolatedChecks:
 
     def check(self, row: Row, seeds: Sequence[int], target: str) -> RowCheck:
         """As `checks.check_row`, in the child.  Never raises for what the child does."""
-        known, worker = RowCheck(), self._worker
-        doing, limit = "start", self._limits.start
-        try:
-            if not worker.running:
-                worker.start()
-                worker.answer(limit)
-            doing, limit = "compile", self._limits.build
-            worker.request({"row": asdict(row), "seeds": list(seeds), "target": target})
-            message = worker.answer(limit)
-            if message["event"] == "built":
-                known = RowCheck(**message["check"])
-                doing, limit = "run after its first launch", self._limits.launch
-                message = worker.answer(limit)
-        except TimeoutError:
-            known.failure = f"did not {doing} within {limit:g} s" + (": it hangs" if known.fused else "")
-        except (ChildProcessError, OSError) as error:
-            known.failure = f"the process that should {doing} ended: {error}"
-        else:
+        known = RowCheck()
+
+        def built(message: dict[str, Any]) -> None:
+            nonlocal known
             known = RowCheck(**message["check"])
-            if not known.failure:
-                return known
+
+        request = {"row": asdict(row), "seeds": list(seeds), "target": target}
+        message, failure = first_launch(self._worker, self._limits, request, "run after its first launch", built)
+        if message is None:
+            known.failure = failure
+        else:
+            built(message)
+        if not known.failure:
+            return known
         # a faulting kernel leaves its process without a usable GPU, so never go on with the same one
-        worker.end()
+        self._worker.end()
         return known

@@ -14,22 +14,14 @@ from typing import TYPE_CHECKING, Any
 import tvm
 
 from tvm_comfuse.schedules.apply import plan_of
-from tvm_comfuse.worker import Worker
+from tvm_comfuse.worker import Limits, Worker, first_launch
 
 if TYPE_CHECKING:
     from tvm.target import Target
     from tvm.tirx import PrimFunc
 
+__all__ = ["FirstLaunch", "FirstLaunches", "Limits", "first_launches"]
 CHILD = (sys.executable, "-m", "tvm_comfuse.verify.gpu_child")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Seconds: for the child to start, to compile a kernel, and from its launch to the result."""
-
-    start: float = 180.0
-    build: float = 300.0
-    launch: float = 30.0
 
 
 @dataclass
@@ -60,7 +52,7 @@ class FirstLaunches:
     """A context manager; one child for all kernels until one of them fails, then a new one."""
 
     def __init__(self, target: str = "cuda", limits: Limits | None = None, command: Sequence[str] = CHILD):
-        self._target, self._limits = target, limits or Limits()
+        self._target, self._limits = target, limits or Limits(launch=30.0)
         self._worker = Worker(command)
 
     def __enter__(self) -> FirstLaunches:
@@ -73,28 +65,18 @@ class FirstLaunches:
 
     def check(self, name: str, func: PrimFunc, rows: int, seed: int = 0) -> FirstLaunch:
         """Launches a scheduled cluster with `rows` rows.  Never raises for what the child does."""
-        result, worker = FirstLaunch(name, rows, plan=plan_of(func).to_dict()), self._worker
-        doing, limit = "start", self._limits.start
-        try:
-            if not worker.running:
-                worker.start()
-                worker.answer(limit)
-            doing, limit = "compile", self._limits.build
-            worker.request({"func": tvm.ir.save_json(func), "rows": rows, "seed": seed, "target": self._target})
-            message = worker.answer(limit)
-            if message["event"] == "built":
-                result.source = message["source"]
-                doing, limit = "end after its launch", self._limits.launch
-                message = worker.answer(limit)
-        except TimeoutError:
-            result.failure = f"did not {doing} within {limit:g} s" + (": it hangs" if result.source else "")
-        except (ChildProcessError, OSError) as error:
-            result.failure = f"the process that should {doing} ended: {error}"
-        else:
+        result = FirstLaunch(name, rows, plan=plan_of(func).to_dict())
+
+        def built(message: dict[str, Any]) -> None:
+            result.source = message["source"]
+
+        request = {"func": tvm.ir.save_json(func), "rows": rows, "seed": seed, "target": self._target}
+        message, result.failure = first_launch(self._worker, self._limits, request, "end after its launch", built)
+        if message is not None:
             result.failure, result.errors = message["failure"], message.get("errors", {})
         if result.failure:
             # a faulting kernel leaves its process without a usable GPU, so never go on with the same one
-            worker.end()
+            self._worker.end()
         return result
 
 
