@@ -5,8 +5,8 @@
     python benchmarks/sanitize.py --output DIR          default: benchmarks/results/<gpu>/sanitizers.json
 
 Every kernel runs in a process of its own with a time limit: under a sanitizer a hang is as likely as without one.  The
-process also compares the numbers with float64 and looks at guard bands around all tensors.  The log is written after
-every run.
+process also compares the numbers with float64 and looks at guard bands around all tensors.  --jobs of them run side by
+side, as most of the time goes into starting and compiling.  The log is written after every run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
     parser.add_argument("--families", nargs="+", choices=[f.name for f in FAMILIES], default=[f.name for f in FAMILIES])
     parser.add_argument("--program", default="compute-sanitizer", help="the sanitizer, if it is not on the PATH")
+    parser.add_argument("--jobs", type=int, default=4, help="processes side by side")
     parser.add_argument("--output", type=Path, help="folder of the log")
     options = parser.parse_args(arguments)
     if options.one:
@@ -100,10 +102,10 @@ def main(arguments: list[str] | None = None) -> int:
     gpu = log["device"].lower().removeprefix("nvidia ").split()[0]
     path = (options.output or ROOT / "benchmarks" / "results" / gpu) / "sanitizers.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    for name in options.families:
-        for tool in options.tools:
-            run = sanitize(name, tool, options.target, options.program)
-            print(f"{name:24} {tool:10} {run['status']:7} {run['summary']}")
+    pairs = [(name, tool) for name in options.families for tool in options.tools]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for run in pool.map(lambda pair: sanitize(*pair, options.target, options.program), pairs):
+            print(f"{run['family']:24} {run['tool']:10} {run['status']:7} {run['summary']}", flush=True)
             log["sanitizers"].append(run)
             path.write_text(json.dumps(log, indent=1) + "\n", encoding="utf-8")
     return 0 if all(run["status"] == "clean" for run in log["sanitizers"]) else 1
