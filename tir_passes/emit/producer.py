@@ -73,14 +73,24 @@ def _bring_operands(kernel: Any, step: Expr, k: Expr) -> None:
     use = step // MMA_GROUPS if kernel.geometry.pingpong else step
     boxes = range(kernel.plan.tile_n // ATOM_COLUMNS)
     due = [(group, slot, box) for group in groups for slot in kernel.operand_tiles for box in boxes]
+    first = _first_operand_slot(kernel)
     for nth, (group, slot, box) in enumerate(due):
-        with when(k == nth * kernel.geometry.k_slots // len(due)):
+        with when(k == first + nth * (kernel.geometry.k_slots - first) // len(due)):
             index = kernel.tile_barrier(group, slot.tile)
             if box == 0:
                 wait(kernel.tile_empty, index, (use + 1) % 2)  # parity 1 passes on a fresh barrier
                 arm(kernel.tile_full, index, kernel.layout.tile_bytes)
             target, at = box_of(kernel, step, group, slot.tile, box)
             do(T.ptx[TMA_LOAD](target, _address(slot.map), *at, kernel.tile_full.ptr_to([index])))
+
+
+def _first_operand_slot(kernel: Any) -> int:
+    """The slot with which operands begin.
+
+    Before, the step in front may still be at its stages and have its results in the tile.  To wait for the tile then would
+    keep the ring empty behind the stages: the first products of each step had to wait for their loads, 4% of a kernel's time.
+    """
+    return min(kernel.plan.pipeline_depth + 1, kernel.geometry.k_slots - 1)
 
 
 def send_results(kernel: Any) -> None:
