@@ -41,6 +41,7 @@ class Plan:
     operands         placement of each [M, N] operand, in the order of the function's parameters
     store            how outputs leave: ``tma`` or ``global``, in the order of the function's tile outputs
     fast_math        compile with approximate division, square root and exponential
+    w_resident       each CTA loads its columns of W once and keeps them in shared memory; the ring then carries x only
     """
 
     tile_m: int
@@ -57,6 +58,7 @@ class Plan:
     operands: tuple[str, ...] = ()
     store: tuple[str, ...] = ()
     fast_math: bool = False
+    w_resident: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values."""
@@ -70,9 +72,10 @@ class Plan:
     def short(self) -> str:
         """The choices that tell plans apart at a glance."""
         groups = f" {self.groups_m}x{self.groups_n}" if self.layout == "cooperative" else ""
+        resident = ", W resident" if self.w_resident else ""
         cluster = f", cluster {self.cluster_m}x{self.cluster_n}" if self.cluster_m * self.cluster_n > 1 else ""
         return (
-            f"{self.tile_m}x{self.tile_n}x{self.tile_k}, depth {self.pipeline_depth}, {self.layout}{groups}, "
+            f"{self.tile_m}x{self.tile_n}x{self.tile_k}, depth {self.pipeline_depth}, {self.layout}{groups}{resident}, "
             f"exchange {self.exchange}{cluster}, {self.ctas} CTA{'s' if self.ctas > 1 else ''}"
         )
 

@@ -103,6 +103,7 @@ def choices() -> st.SearchStrategy[Choice]:
         depth=st.integers(2, 5),
         operands=st.integers(0, 7),
         stores=st.integers(0, 7),
+        resident=st.booleans(),
     )
 
 
