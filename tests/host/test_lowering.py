@@ -88,7 +88,7 @@ def test_a_resident_w_is_loaded_in_the_first_step_only(groups_m: int, layout: st
     assert small["a_map"] % (groups_m * 64 * 256 * 2) == 0
 
 
-@pytest.mark.parametrize("depth", range(4, 9))
+@pytest.mark.parametrize("depth", [4, 6, 8])
 def test_small_k_with_a_resident_w_does_not_spill(depth: int) -> None:
     plan = replace(PLANS["pingpong_resident"], pipeline_depth=depth, ctas=132)
     report = cubin_of(lower(scheduled("layer_norm", 16384, 512, 512, plan), "kernel"))
