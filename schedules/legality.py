@@ -228,6 +228,17 @@ def box_rows(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]
         )
 
 
+def resident(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """A CTA that keeps its W loads it alone; `memory` says whether it fits."""
+    if plan.w_resident and plan.cluster_m > 1:
+        yield Refusal(
+            "resident-multicast",
+            "w_resident goes with cluster_m 1: W is loaded once, so there is nothing to share",
+            {"w_resident": plan.w_resident, "cluster_m": plan.cluster_m},
+            "set cluster_m to 1 or w_resident to false",
+        )
+
+
 def groups(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
     """Two groups: 1 x 1 each with its own tile (pingpong), or 2 x 1 or 1 x 2 of one tile (cooperative)."""
     at = (plan.groups_m, plan.groups_n)
@@ -272,7 +283,8 @@ def memory(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
             "shared-memory",
             f"a CTA of {device.name} has {device.shared_memory} bytes of shared memory",
             {**parts, "total": total},
-            f"{_depths_that_fit(plan, spec, device)}; or place an operand or output in global memory",
+            f"{_depths_that_fit(plan, spec, device)}; or place an operand or output in global memory"
+            + ("; or set w_resident to false" if plan.w_resident else ""),
         )
 
 
@@ -440,6 +452,7 @@ CLAUSES: tuple[Clause, ...] = (
     tile_sizes,
     accumulators,
     box_rows,
+    resident,
     groups,
     depth,
     memory,

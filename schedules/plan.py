@@ -48,6 +48,7 @@ class Plan:
     w_order          ``rows``: a lane has two of every eight neighbouring columns, as wgmma leaves them;
                      ``quads``: rows of w are loaded in such an order that a lane has eight neighbours of every 32, which
                      global memory takes and gives with one access
+    w_resident       each CTA loads its columns of W once and keeps them in shared memory; the ring then carries x only
     """
 
     tile_m: int
@@ -66,6 +67,7 @@ class Plan:
     fast_math: bool = False
     defer: bool = False
     w_order: str = "rows"
+    w_resident: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values."""
@@ -79,9 +81,10 @@ class Plan:
     def short(self) -> str:
         """The choices that tell plans apart at a glance."""
         groups = f" {self.groups_m}x{self.groups_n}" if self.layout == "cooperative" else ""
+        resident = ", W resident" if self.w_resident else ""
         cluster = f", cluster {self.cluster_m}x{self.cluster_n}" if self.cluster_m * self.cluster_n > 1 else ""
         return (
-            f"{self.tile_m}x{self.tile_n}x{self.tile_k}, depth {self.pipeline_depth}, {self.layout}{groups}, "
+            f"{self.tile_m}x{self.tile_n}x{self.tile_k}, depth {self.pipeline_depth}, {self.layout}{groups}{resident}, "
             f"exchange {self.exchange}{cluster}, {self.ctas} CTA{'s' if self.ctas > 1 else ''}"
             f"{', quads' if self.w_order == 'quads' else ''}{', deferred' if self.defer else ''}"
         )

@@ -26,6 +26,7 @@ from tvm_comfuse.tir_passes.emit.shared import ALIGNMENT, SharedLayout
 from tvm_comfuse.tir_passes.emit.staging import StagingTiles
 from tvm_comfuse.tir_passes.emit.steps import Steps
 from tvm_comfuse.tir_passes.emit.tensormaps import quad_map, tensor_map
+from tvm_comfuse.tir_passes.emit.w_tiles import w_tiles
 from tvm_comfuse.tir_passes.emit.workspace import Workspace
 
 WARP_GROUP = 128
@@ -186,6 +187,7 @@ class Kernel:
         tiles = max(MMA_GROUPS * self.staging.count, 1)
         self.full = ring.barriers("full", self.plan.pipeline_depth)
         self.empty = ring.barriers("empty", self.plan.pipeline_depth)
+        self.w_tiles = w_tiles(self)
         self.tile_full = ring.barriers("tile_full", tiles)
         self.tile_empty = ring.barriers("tile_empty", tiles)
         self.tile_ready = ring.barriers("tile_ready", MMA_GROUPS)
@@ -208,6 +210,7 @@ class Kernel:
             for slot in range(self.plan.pipeline_depth):
                 ring.init(self.full, slot, 1)
                 ring.init(self.empty, slot, consumers * self.plan.cluster_m)
+            self.w_tiles.init()
             for group in range(MMA_GROUPS):
                 ring.init(self.tile_ready, group, WARP_GROUP)
                 if self.tile_next is not None:
@@ -265,7 +268,7 @@ class Kernel:
         with loop((self.place.steps - first + (stride - 1)) // stride, "use") as use:
             step = use * stride + first
             self._await_turn(step)
-            main_loop.run(cursor, lambda: self._give_turn(step), steps.company(step, use))
+            main_loop.run(cursor, step, lambda: self._give_turn(step), steps.company(step, use))
             if self.geometry.pingpong:
                 cursor.advance(self.geometry.k_slots)
             stages = steps.head(step, use)
