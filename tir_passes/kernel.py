@@ -35,8 +35,11 @@ WARP_GROUP = 128
 THREADS = WARP_GROUP * (1 + MMA_GROUPS)
 #: registers of a thread after setmaxnreg: 128 * 40 + 256 * 232 = 64,512 of 65,536
 PRODUCER_REGISTERS, MMA_REGISTERS = 40, 232
-#: named barriers 1 and 2 order the main loops of the pingpong layout (0 is the CTA's)
-ORDER_BARRIER = 1
+MMA_THREADS = WARP_GROUP * MMA_GROUPS
+#: named barriers 1 and 2 order the main loops of the pingpong layout (0 is the CTA's); 3 stands behind the vectors
+ORDER_BARRIER, VECTOR_BARRIER = 1, 3
+#: thread that prefetches the tensor maps: one of another warp than the thread that initialises the barriers
+PREFETCH_THREAD = 32
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,12 @@ class Kernel:
         self.w_map = tensor_map("w_map", self.w, b_box_rows(plan, self.spec.w_layout))
         self.staging.bind(self.real, self.func.params, plan.tile_m)
 
+    @property
+    def tensor_maps(self) -> list[Any]:
+        """Every tensor map, those that are needed first in front."""
+        staged = [slot.map for slot in [*self.staging.operand_tiles, *self.staging.store_tiles]]
+        return [self.a_map, self.w_map, *staged]
+
     def _identify(self) -> None:
         size = self.geometry.cluster_size
         if size > 1:
@@ -204,7 +213,11 @@ class Kernel:
         ]
 
     def _prologue(self) -> None:
-        """Barriers, vectors, empty mailboxes; then everybody sees them, in the whole cluster."""
+        """Barriers and empty mailboxes; then everybody sees them, in the whole cluster.  Nothing waits for memory here:
+        the producer begins to load right behind it."""
+        with when(self.cta_thread == PREFETCH_THREAD):
+            for tensor_map in self.tensor_maps:
+                do(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
         consumers = 1 if self.geometry.pingpong else MMA_GROUPS
         with when(self.cta_thread == 0):
             for slot in range(self.plan.pipeline_depth):
@@ -219,7 +232,6 @@ class Kernel:
                     ring.init(self.tile_full, index, 1)
                     ring.init(self.tile_empty, index, 1 if self.staging.stored(tile) else WARP_GROUP)
             do(T.ptx.fence.mbarrier_init.release.cluster())
-        operands.fill_vectors(self, THREADS)
         self._clear_mailboxes()
         do(T.ptx.fence.proxy.async_.shared__cta())
         self._sync_all()
@@ -256,6 +268,7 @@ class Kernel:
         self.scalars = [self.real[b] for b in self.inputs("scalar")]
         self.columns = [self.real[b] for b in self.inputs("row")]
         self.scalar_cells = operands.load_scalars(self)
+        self._fill_vectors()
         self.tag_base = self._tag_base()
         cursor = ring.Cursor(self.plan.pipeline_depth, 0, "read")
         main_loop = MainLoop(self, self.group_row(self.group), self.group_column(self.group))
@@ -271,6 +284,13 @@ class Kernel:
                 cursor.advance(self.geometry.k_slots)
             self._stages(step, use)
 
+    def _fill_vectors(self) -> None:
+        """The MMA warp groups bring the vectors while the producer's first slots are under way."""
+        if self.vectors:
+            operands.fill_vectors(self, MMA_THREADS, self.group * WARP_GROUP + self.thread)
+            do(T.ptx.fence.proxy.async_.shared__cta())
+            do(T.ptx.barrier.cta.sync.aligned(u32(VECTOR_BARRIER), u32(MMA_THREADS)))
+
     def _tag_base(self) -> Expr:
         """Tags of this launch's exchanges begin behind this one."""
         if self.plan.exchange != "grid":
@@ -281,13 +301,13 @@ class Kernel:
         """Pingpong: the other warp group's main loop comes first, or this one would wait two phases ahead."""
         if self.geometry.pingpong:
             with when(step > 0):
-                do(T.ptx.barrier.cta.sync.aligned(u32(ORDER_BARRIER + self.group), u32(2 * WARP_GROUP)))
+                do(T.ptx.barrier.cta.sync.aligned(u32(ORDER_BARRIER + self.group), u32(MMA_THREADS)))
 
     def _give_turn(self, step: Expr) -> None:
         if self.geometry.pingpong:
             with when(step + 1 < self.place.steps):
                 other = ORDER_BARRIER + 1 - self.group
-                do(T.ptx.barrier.cta.arrive.aligned(u32(other), u32(2 * WARP_GROUP)))
+                do(T.ptx.barrier.cta.arrive.aligned(u32(other), u32(MMA_THREADS)))
 
     def _stages(self, step: Expr, use: Expr) -> None:
         """All stages of a step: pass, exchange, pass, ..., results."""

@@ -142,7 +142,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "no proxy fence before the store": (
         "cooperative_grid",
-        lambda g: remove(g, call("fence_proxy"), 1, skip=1),
+        lambda g: remove(g, call("fence_proxy"), 1, skip=2),
         {"missing-proxy-fence"},
     ),
     "too few bytes expected": (
@@ -387,4 +387,5 @@ def test_a_fault_is_found_in_every_order() -> None:
     remove(given, call("mbarrier_wait", "empty"))
     for seed in range(6):
         found: set[Any] = {finding.code for finding in given.program.run(given.arrays, seed=seed).findings}
-        assert "write-after-read" in found or "unordered-write" in found
+        # if the MMA warp groups are late, the producer arms a slot again before its bytes have landed
+        assert found & {"write-after-read", "unordered-write", "arrival-overflow"}

@@ -22,15 +22,16 @@ PAIR_COLUMNS = 16
 IN_FLIGHT = 48
 
 
-def fill_vectors(kernel: Any, threads: int) -> None:
-    """All threads: this CTA's columns of each [N]-vector, as float32, zeros behind N.
+def fill_vectors(kernel: Any, threads: int, thread: Expr) -> None:
+    """This CTA's columns of each [N]-vector, as float32, zeros behind N; by `threads` threads, of which this is number
+    `thread`.
 
     A lane needs two neighbours of each of the two chunks of a pair.  They are put next to each other, so that it gets all
     four with one load.
     """
     count = kernel.plan.cta_columns
     with loop(-(-count // threads), "j") as j:
-        at = j * threads + kernel.cta_thread
+        at = j * threads + thread
         with when(at < count):
             column = kernel.place.column + at
             slot = at // PAIR_COLUMNS * PAIR_COLUMNS + at % 8 // 2 * 4 + at // 8 % 2 * 2 + at % 2

@@ -13,6 +13,7 @@ from typing import Any
 from tvm_comfuse.verify.finding import Finding
 from tvm_comfuse.verify.static.barriers import ARRIVE, INIT, REMOTE
 from tvm_comfuse.verify.static.index import Instruction, KernelIndex, Loop, Store, accessed, loads
+from tvm_comfuse.verify.static.named_barriers import SYNC
 from tvm_comfuse.verify.static.scene import Scene
 from tvm_comfuse.verify.static.shared_memory import STORE
 
@@ -54,6 +55,7 @@ class _State:
     fenced: bool = True
     pinned: bool = True
     dirty: bool = False
+    unshared: bool = False
     bulk: bool = False
     bulk_committed: bool = False
     initialised: bool = False
@@ -84,8 +86,9 @@ def _step(state: _State, item: Item, accumulators: set[Any]) -> None:
         if item.buffer in accumulators:
             state.written = True
         if str(item.buffer.scope()).startswith("shared"):
-            state.dirty = True
+            state.dirty = state.unshared = True
         return
+    _meetings(state, item)
     _products(state, item)
     _proxies(state, item)
     _bulk(state, item)
@@ -114,6 +117,15 @@ def _reads(state: _State, item: Item, accumulators: set[Any]) -> None:
             "wait_group 0 must come first"
         )
         state.report("accumulator-early", getattr(item, "shown", "a store"), text)
+
+
+def _meetings(state: _State, item: Instruction) -> None:
+    """What one thread stored to shared memory another one loads only behind a barrier of both."""
+    if item.name in ("cta_sync", SYNC):
+        state.unshared = False
+    elif state.unshared and item.name in ("ld", "ld_vec") and any(word.startswith("shared") for word in item.words):
+        text = "shared memory is read that other threads wrote, and no barrier of these threads stands in between"
+        state.report("shared-sync", item.shown, text)
 
 
 def _products(state: _State, item: Instruction) -> None:
