@@ -142,7 +142,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "no proxy fence before the store": (
         "cooperative_grid",
-        lambda g: remove(g, call("fence_proxy"), 1, skip=2),
+        lambda g: remove(g, call("fence_proxy"), 1, skip=1),
         {"missing-proxy-fence"},
     ),
     "too few bytes expected": (
@@ -362,7 +362,7 @@ def test_a_grid_that_does_not_fit_waits_for_itself() -> None:
     result = given.program.run(given.arrays, resident=3)
     (finding,) = result.findings
     assert finding.code == "deadlock"
-    assert "waits for mail" in finding.text
+    assert "waits for the mailboxes" in finding.text
     assert "1 clusters find no free SM" in finding.text
     # without an exchange any number of waves will do
     alone = case("bias_gelu", "cooperative_multicast")

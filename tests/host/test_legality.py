@@ -120,7 +120,7 @@ def test_shared_memory_by_hand() -> None:
         "pipeline": 3 * (64 + 256) * 64 * 2,
         "staging": 2 * 64 * 256 * 2,
         "vectors": 3 * 4 * 256,
-        "mailboxes": 0,
+        "mailboxes": 8,
         "barriers": 1024,
     }
     # two values a row and part, two generations; pingpong has 128 rows

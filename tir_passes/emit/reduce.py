@@ -78,7 +78,7 @@ def _across_parts(kernel: Any, stages: Stages, members: list[Any], number: Expr)
     for index, member in enumerate(members):
         for row in range(rows):
             store(partial, stages.rows.of(member.block)[row], index, row)
-    taken = Exchange(kernel, kernel.tag_base).share(count, number, partial)
+    taken = Exchange(kernel).share(count, number, partial)
     position = {member.block: index for index, member in enumerate(members)}
     for row in range(rows):
         for member in members:

@@ -69,7 +69,7 @@ def _asynchronous() -> None:
         "proxy-fence-missing",
         "static",
         "no proxy fence between a result's stores and TMA",
-        remove(named("fence_proxy"), 2),
+        remove(named("fence_proxy"), 1),
     )
     add(
         "init-fence-missing",
