@@ -33,8 +33,15 @@ WARP_GROUP = 128
 THREADS = WARP_GROUP * (1 + MMA_GROUPS)
 #: registers of a thread after setmaxnreg: 128 * 40 + 256 * 232 = 64,512 of 65,536
 PRODUCER_REGISTERS, MMA_REGISTERS = 40, 232
-#: named barriers 1 and 2 order the main loops of the pingpong layout (0 is the CTA's)
-ORDER_BARRIER = 1
+MMA_THREADS = WARP_GROUP * MMA_GROUPS
+#: named barriers 1 and 2 order the main loops of the pingpong layout (0 is the CTA's); 3 stands behind the vectors
+ORDER_BARRIER, VECTOR_BARRIER = 1, 3
+#: warp of the producer that waits for the mailboxes in global memory
+MAIL_WARP = 2
+#: attribute of a function with tags of its launch, and the tag of a cooperative one (names of TVM's runtime)
+LAUNCH_PARAMS, COOPERATIVE = "tirx.kernel_launch_params", "tirx.use_cooperative_launch"
+#: thread that prefetches the tensor maps: one of another warp than the thread that initialises the barriers
+PREFETCH_THREAD = 32
 
 
 @dataclass(frozen=True)
@@ -146,7 +153,12 @@ class Kernel:
                     with mma:
                         self._mma()
                 self._epilogue()
-        return builder.get()
+        tags = self._launch_tags()
+        return builder.get().with_attr(LAUNCH_PARAMS, tags) if tags else builder.get()
+
+    def _launch_tags(self) -> list[str]:
+        """How the kernel is launched.  Cooperatively, all CTAs run at the same time or the launch fails."""
+        return [COOPERATIVE] if self.plan.exchange == "grid" else []
 
     def _parameters(self) -> None:
         self.buffers = []
@@ -166,6 +178,12 @@ class Kernel:
         self.w_map = w_map("w_map", self.w, b_box_rows(plan, self.spec.w_layout))
         self.staging.bind(self.real, self.func.params, plan.tile_m)
 
+    @property
+    def tensor_maps(self) -> list[Any]:
+        """Every tensor map, those that are needed first in front."""
+        others = [slot.map for slot in [*self.staging.operands, *self.staging.stores] if slot.map is not None]
+        return [self.a_map, self.w_map, *others]
+
     def _identify(self) -> None:
         size = self.geometry.cluster_size
         if size > 1:
@@ -176,6 +194,7 @@ class Kernel:
         self.warp_group = named("warp_group", T.warpgroup_id([1 + MMA_GROUPS]))
         self.warp = named("warp", T.warp_id_in_wg([4]))
         self.lane = named("lane", T.lane_id([32]))
+        self.last_cta = T.And(cluster == self.plan.ctas // size - 1, rank == size - 1)
         self.thread = self.warp * 32 + self.lane
         self.cta_thread = self.warp_group * WARP_GROUP + self.thread
         self.group = self.warp_group - 1
@@ -192,6 +211,11 @@ class Kernel:
         self.tile_empty = ring.barriers("tile_empty", tiles)
         self.tile_ready = ring.barriers("tile_ready", MMA_GROUPS)
         self.tile_next = ring.barriers("tile_next", MMA_GROUPS) if len(self.staging.stores) > 1 else None
+        if self.plan.exchange == "grid":
+            self.mail_ready = ring.barriers("mail_ready", 1)
+            self.tag_word = T.decl_buffer(
+                [1], "uint32", data=self.smem.data, scope="shared.dyn", byte_offset=self.layout.mailbox
+            )
         self.vector_views = [
             T.decl_buffer(
                 [self.plan.cta_columns],
@@ -204,7 +228,11 @@ class Kernel:
         ]
 
     def _prologue(self) -> None:
-        """Barriers, vectors, empty mailboxes; then everybody sees them, in the whole cluster."""
+        """Barriers and empty mailboxes; then everybody sees them, in the whole cluster.  Nothing waits for memory here:
+        the producer begins to load right behind it."""
+        with when(self.cta_thread == PREFETCH_THREAD):
+            for tensor_map in self.tensor_maps:
+                do(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
         consumers = 1 if self.geometry.pingpong else MMA_GROUPS
         with when(self.cta_thread == 0):
             for slot in range(self.plan.pipeline_depth):
@@ -219,16 +247,17 @@ class Kernel:
                     index = group * self.staging.count + tile
                     ring.init(self.tile_full, index, 1)
                     ring.init(self.tile_empty, index, 1 if self.staging.stored(tile) else WARP_GROUP)
+            if self.plan.exchange == "grid":
+                ring.init(self.mail_ready, 0, 1)
             do(T.ptx.fence.mbarrier_init.release.cluster())
-        operands.fill_vectors(self, THREADS)
         self._clear_mailboxes()
         do(T.ptx.fence.proxy.async_.shared__cta())
         self._sync_all()
 
     def _clear_mailboxes(self) -> None:
-        words = self.layout.mailbox_bytes // 8
-        if words == 0:
+        if self.plan.exchange not in ("cta", "cluster"):
             return
+        words = self.layout.mailbox_bytes // 8
         box = T.decl_buffer([words], "uint64", data=self.smem.data, scope="shared.dyn", byte_offset=self.layout.mailbox)
         with loop(-(-words // THREADS), "j") as j, when(j * THREADS + self.cta_thread < words):
             store(box, T.uint64(0), j * THREADS + self.cta_thread)
@@ -247,7 +276,16 @@ class Kernel:
             if self.staging.store_tiles:
                 with when(self.warp == 1):
                     send_results(self)
+            if self.plan.exchange == "grid":
+                with when(self.warp == MAIL_WARP):
+                    self._await_mailboxes()
         do(T.cuda.warp_sync())
+
+    def _await_mailboxes(self) -> None:
+        """Until this launch owns the mailboxes; the MMA warp groups find the tag base in shared memory."""
+        base = Cell("uint32", "entered", self.workspace.enter(self.last_cta))
+        store(self.tag_word, base.value, 0)
+        ring.arrive(self.mail_ready, 0)
 
     def _mma(self) -> None:
         """A warp group's life: its steps, each a main loop and the stages."""
@@ -257,7 +295,7 @@ class Kernel:
         self.scalars = [self.real[b] for b in self.inputs("scalar")]
         self.columns = [self.real[b] for b in self.inputs("row")]
         self.scalar_cells = operands.load_scalars(self)
-        self.tag_base = self._tag_base()
+        self._fill_vectors()
         cursor = ring.Cursor(self.plan.pipeline_depth, 0, "read")
         main_loop = MainLoop(self, self.group_row(self.group), self.group_column(self.group))
         if self.geometry.pingpong:
@@ -271,32 +309,41 @@ class Kernel:
             main_loop.run(cursor, step, lambda: self._give_turn(step), steps.company(step, use))
             if self.geometry.pingpong:
                 cursor.advance(self.geometry.k_slots)
+            self._await_tags(use)
             stages = steps.head(step, use)
             if not self.plan.defer:
                 steps.row_values(stages, use)
                 steps.tail(stages, use)
         steps.last_tail(self.place.steps)
 
-    def _tag_base(self) -> Expr:
-        """Tags of this launch's exchanges begin behind this one."""
-        if self.plan.exchange != "grid":
-            return u32(0)
-        return Cell("uint32", "tag_base", self.workspace.tag_base()).value
+    def _fill_vectors(self) -> None:
+        """The MMA warp groups bring the vectors while the producer's first slots are under way."""
+        if self.vectors:
+            operands.fill_vectors(self, MMA_THREADS, self.group * WARP_GROUP + self.thread)
+            do(T.ptx.barrier.cta.sync.aligned(u32(VECTOR_BARRIER), u32(MMA_THREADS)))
+
+    def _await_tags(self, use: Expr) -> None:
+        """In front of a warp group's first exchange: until its launch owns the mailboxes in global memory and the tag base
+        is known.  In the exchange itself there is no register left for a wait."""
+        if self.plan.exchange == "grid":
+            with when(use == 0):
+                ring.wait(self.mail_ready, 0, 0)
 
     def _await_turn(self, step: Expr) -> None:
         """Pingpong: the other warp group's main loop comes first, or this one would wait two phases ahead."""
         if self.geometry.pingpong:
             with when(step > 0):
-                do(T.ptx.barrier.cta.sync.aligned(u32(ORDER_BARRIER + self.group), u32(2 * WARP_GROUP)))
+                do(T.ptx.barrier.cta.sync.aligned(u32(ORDER_BARRIER + self.group), u32(MMA_THREADS)))
 
     def _give_turn(self, step: Expr) -> None:
         if self.geometry.pingpong:
             with when(step + 1 < self.place.steps):
                 other = ORDER_BARRIER + 1 - self.group
-                do(T.ptx.barrier.cta.arrive.aligned(u32(other), u32(2 * WARP_GROUP)))
+                do(T.ptx.barrier.cta.arrive.aligned(u32(other), u32(MMA_THREADS)))
 
     def _epilogue(self) -> None:
-        """Nobody leaves while others may still write to its shared memory; the last CTA moves the tags on."""
+        """Nobody leaves while others may still write to its shared memory; the last CTA moves the tags on and gives the
+        mailboxes away."""
         self._sync_all()
         if self.plan.exchange == "grid":
             most = (self.place.units + (self.geometry.row_groups - 1)) // self.geometry.row_groups

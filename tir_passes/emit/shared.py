@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tvm_comfuse.schedules.footprint import SLOT_BYTES
 from tvm_comfuse.schedules.plan import MMA_GROUPS
 from tvm_comfuse.tir_passes.emit.geometry import Geometry
 
@@ -77,7 +78,10 @@ class SharedLayout:
 
     @property
     def mailbox_bytes(self) -> int:
-        """Two parities, every part of a row, every row value, 8 bytes each; for both warp groups unless they share rows."""
+        """Two parities, every part of a row, every row value, 8 bytes each; for both warp groups unless they share rows.
+        Of an exchange across the grid only the tag base is here."""
+        if self.geometry.plan.exchange == "grid":
+            return SLOT_BYTES
         if self.geometry.plan.exchange not in ("cta", "cluster"):
             return 0
         return 2 * MMA_GROUPS * self.geometry.row_parts * self.row_values * self.geometry.plan.tile_m * 8
