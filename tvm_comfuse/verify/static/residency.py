@@ -82,7 +82,7 @@ def _entered(index: KernelIndex, scene: Scene, enter: Instruction) -> Iterator[F
     barriers = {accessed(i.args[0])[0] for i in arrives}
     waits = [i for i in index.named(WAIT) if accessed(i.args[0])[0] in barriers]
     for user in sorted([*index.named(POST), *index.takes("grid")], key=lambda i: i.order):
-        covered = {group for wait in waits if wait.order < user.order for group in scene.groups(wait)}
+        covered = {group for wait in waits if _comes_before(scene, wait, user) for group in scene.groups(wait)}
         missing = [group for group in scene.groups(user) if group not in covered]
         if missing:
             text = f"warp groups {missing} use the mailboxes before anything tells them that their launch owns these"
@@ -114,3 +114,11 @@ def _leave(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
     if used >= tags:
         text = f"this launch uses tags up to base + {used}, and the next one's base is {tags} further: they collide"
         yield Finding("grid-tags", leave.shown, text, {"used": used, "tags": tags})
+
+
+def _comes_before(scene: Scene, wait: Instruction, user: Instruction) -> bool:
+    """In program order; or in the first round of a loop around both, where the user does not run in that round."""
+    if wait.order < user.order:
+        return True
+    shared = [loop for loop in wait.loops if loop in user.loops]
+    return any(not scene.count(user, (), scene.value(loop.variable) == 0).any() for loop in shared)
