@@ -26,14 +26,17 @@ def reduce_local(kernel: Any, stages: Stages, members: list[Any], first_actions:
 
     first_actions join the first pass.  `number` counts the exchanges of the launch.
     """
-    reduce_firsts(kernel, stages, members, first_actions)
-    reduce_seconds(kernel, stages, members)
+    stages.sweep([first_actions + begin(kernel, stages, firsts(members))])
+    finish(kernel, stages, firsts(members))
+    if seconds(members):
+        stages.sweep([begin(kernel, stages, seconds(members))])
+        finish(kernel, stages, seconds(members))
     post_partials(kernel, stages, members, number)
 
 
-def reduce_firsts(kernel: Any, stages: Stages, members: list[Any], first_actions: list[Any]) -> None:
-    """One pass: the reductions that need no row value of their own round."""
-    _reduce(kernel, stages, [member for member in members if member.merge is None], first_actions)
+def firsts(members: list[Any]) -> list[Any]:
+    """The reductions of a round that need no row value of it."""
+    return [member for member in members if member.merge is None]
 
 
 def seconds(members: list[Any]) -> list[Any]:
@@ -41,23 +44,26 @@ def seconds(members: list[Any]) -> list[Any]:
     return [member for member in members if member.merge is not None]
 
 
-def reduce_seconds(kernel: Any, stages: Stages, members: list[Any]) -> None:
-    """One more pass, if the round has such."""
-    for member in seconds(members):
-        if member.merge == "moments":
-            _localise_mean(kernel, stages.rows.of(member.merge_with))
-    if seconds(members):
-        _reduce(kernel, stages, seconds(members), [])
-
-
-def _reduce(kernel: Any, stages: Stages, members: list[Any], first_actions: list[Any]) -> None:
+def begin(kernel: Any, stages: Stages, members: list[Any]) -> list[Any]:
+    """Clears the row values; gives the actions of a pass that reduces a thread's elements."""
     for member in members:
-        _clear(stages, member)
-    sums = [stages.accumulate(kernel.blocks[m.block], m.op, stages.rows.of(m.block)) for m in members]
-    stages.sweep([first_actions + sums])
+        for row in range(stages.fragment.rows):
+            store(stages.rows.of(member.block), f32(IDENTITY[member.op]), row)
+    return accumulating(kernel, stages, members)
+
+
+def accumulating(kernel: Any, stages: Stages, members: list[Any]) -> list[Any]:
+    """The actions alone, for a pass in several parts."""
+    return [stages.accumulate(kernel.blocks[m.block], m.op, stages.rows.of(m.block)) for m in members]
+
+
+def finish(kernel: Any, stages: Stages, members: list[Any]) -> None:
+    """From a thread's elements to the quad's, after the pass."""
     for member in members:
         for row in range(kernel.fragment.rows):
             stages.across_quad(member.op, stages.rows.of(member.block), row)
+    for block in [member.block for member in members if kernel.merge_of(member.block) == "moments"]:
+        _localise_mean(kernel, stages.rows.of(block))
 
 
 def post_partials(kernel: Any, stages: Stages, members: list[Any], number: Expr) -> None:
@@ -89,11 +95,6 @@ def _partials(stages: Stages, members: list[Any]) -> Any:
         for row in range(stages.fragment.rows):
             store(partial, stages.rows.of(member.block)[row], index, row)
     return partial
-
-
-def _clear(stages: Stages, member: Any) -> None:
-    for row in range(stages.fragment.rows):
-        store(stages.rows.of(member.block), f32(IDENTITY[member.op]), row)
 
 
 def _columns_of(kernel: Any, part: Expr) -> Expr:

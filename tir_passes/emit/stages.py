@@ -6,7 +6,7 @@ accumulate: everything of a stage that does not need a row value the pass itself
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from tvm_comfuse.tir_passes.emit.staging import NO_TILE
 
 Expr = Any
 SHUFFLE_MASK = 0xFFFFFFFF
+HALF_BOX_PAIRS = BOX_PAIRS // 2
 #: lanes that share a row
 QUAD = 4
 #: the largest finite float32
@@ -95,11 +96,14 @@ class Stages:
             return
         reads = self._reads(passes)
         with unrolled(self.fragment.boxes, "box") as box:
-            self._box(passes, box, reads)
+            self._pairs(passes, box, range(BOX_PAIRS), reads)
 
-    def sweep_box(self, passes: list[list[Action]], box: Expr) -> None:
-        """Several passes over the elements of one box; a pass needs nothing of other elements."""
-        self._box(passes, box, self._reads(passes))
+    def sweep_part(self, passes: list[list[Action]], halves: Iterable[int]) -> None:
+        """As sweep, over some half boxes of the tile: 32 columns each."""
+        passes = [actions for actions in passes if actions]
+        reads = self._reads(passes)
+        for half in halves:
+            self._pairs(passes, half // 2, range(half % 2 * HALF_BOX_PAIRS, (half % 2 + 1) * HALF_BOX_PAIRS), reads)
 
     def _reads(self, passes: list[list[Action]]) -> _Reads:
         blocks = [action.block for actions in passes for action in actions if action.block is not None]
@@ -113,11 +117,11 @@ class Stages:
         }
         return _Reads(self._positions("col", buffers), tiles, far)
 
-    def _box(self, passes: list[list[Action]], box: Expr, reads: _Reads) -> None:
+    def _pairs(self, passes: list[list[Action]], box: Expr, every: range, reads: _Reads) -> None:
         """For a few pairs of chunks at a time loads, arithmetic, results."""
         count = operands.pairs_in_flight(self.kernel, reads.vectors, reads.tiles, self.held.registers_of_pair)
-        for first in range(0, BOX_PAIRS, count):
-            pairs = range(first, first + count)
+        for first in range(every.start, every.stop, min(count, len(every))):
+            pairs = range(first, first + min(count, len(every)))
             inputs = operands.load(self.kernel, reads.far, box, pairs, reads.vectors, reads.tiles)
             self.held.load(box, pairs)
             for actions in passes:

@@ -7,15 +7,15 @@ short of (wgmma reads 80 bytes a cycle and TMA writes 48 of the 128 that it can 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tvm.script import tirx as T
 
-from tvm_comfuse.schedules.legality import EARLY_SLOTS, QUAD_COLUMNS, deferred_slots
+from tvm_comfuse.schedules.legality import QUAD_COLUMNS
 from tvm_comfuse.schedules.split import head_blocks, last_round, tail_blocks, tail_stages
+from tvm_comfuse.schedules.timetable import EARLY_SLOTS, Part, timetable
 from tvm_comfuse.tir_passes.emit import operands, ring
 from tvm_comfuse.tir_passes.emit.dsl import Cell, do, f32, store, unrolled, when
 from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, Fragment
@@ -23,11 +23,13 @@ from tvm_comfuse.tir_passes.emit.held import InAccumulators, InParked, Parked
 from tvm_comfuse.tir_passes.emit.instructions import opaque
 from tvm_comfuse.tir_passes.emit.mma import Company
 from tvm_comfuse.tir_passes.emit.reduce import (
+    accumulating,
+    begin,
+    finish,
+    firsts,
     post_partials,
     reduce_across,
-    reduce_firsts,
     reduce_local,
-    reduce_seconds,
     seconds,
 )
 from tvm_comfuse.tir_passes.emit.stages import Action, RowValues, Stages
@@ -163,91 +165,76 @@ class Steps:
     # --- beside the main loop -----------------------------------------------------------------------------------------
 
     def _park(self, stages: Stages, actions: list[Action], members: list[Any]) -> None:
-        """The head's last pass if the tail is deferred: the carried value waits, and with it the whole last round.
+        """The head's last pass if the rest is deferred: the carried value waits.
 
         A round with a pair of reductions looks at differences from the first's row value; an offset near it makes them exact.
         """
-        pair = seconds(members)
-        if pair:
-            (op,) = {member.op for member in members if member.block == pair[0].merge_with}
-            actions = [*actions, stages.observe(op, self.parked)]
+        if seconds(members):
+            actions = [*actions, stages.observe(firsts(members)[0].op, self.parked)]
         else:
             for row in range(stages.fragment.rows):
                 store(self.parked.offsets, f32(0.0), row)
-        stages.sweep([actions, [stages.park(self.parked)]])
+        stages.sweep([[*actions, *begin(self.kernel, stages, firsts(members))], [stages.park(self.parked)]])
 
     def company(self, step: Expr, use: Expr) -> Company:
-        """What runs beside a step's main loop: of the step before, the last round and the tail; of this step, the first
-        operands of the head."""
-        first = deferred_slots(self.kernel.plan, self.spec) - EARLY_SLOTS if self.parked else 0
+        """What runs beside a step's main loop: of the step before, the deferred part; of this step, the first operands of the
+        head."""
         last = min(EARLY_SLOTS, self.kernel.geometry.k_slots) if self.kernel.early else 0
-        return Company(first, partial(self._beside_first, step, use), last, partial(self._load_early, step))
+        parts = timetable(self.kernel.plan, self.spec) if self.parked else []
+        return Company(len(parts), partial(self._beside_first, parts, step, use), last, partial(self._load_early, step))
 
-    def _beside_first(self, step: Expr, use: Expr, k: Expr) -> None:
-        taken = deferred_slots(self.kernel.plan, self.spec) - EARLY_SLOTS - self.rows.fragment.boxes
+    def _beside_first(self, parts: list[Part], step: Expr, use: Expr, k: Expr) -> None:
         with when(use > 0):
-            for slot, part in enumerate(self._round_parts()):
-                with when(k == slot):
-                    part(step - 1, use - 1)
-            with when(k == taken - 1):
-                self._begin_tail(step - 1, use - 1)
-            with when(k >= taken):
-                self._tail_of_box(step - 1, use - 1, k - taken)
+            for slot, part in enumerate(parts):
+                if part.busy:
+                    with when(k == slot):
+                        self._deferred(part, step - 1, use - 1)
 
-    def _round_parts(self) -> list[Callable[[Expr, Expr], None]]:
-        """The passes of the deferred round, each for a slot; the last one sends the partials."""
-
-        def firsts(step: Expr, use: Expr) -> None:
-            stages = self._stages(lambda: InParked(self.kernel, self.parked), step)
-            operands.load_columns(self.kernel, self.columns, step)
-            number, members = self._round(self.spec.stages[self.cut], use)
-            reduce_firsts(self.kernel, stages, members, [])
-            if not seconds(members):
-                post_partials(self.kernel, stages, members, number)
-
-        def further(step: Expr, use: Expr) -> None:
-            stages = self._stages(lambda: InParked(self.kernel, self.parked), step)
-            number, members = self._round(self.spec.stages[self.cut], use)
-            reduce_seconds(self.kernel, stages, members)
-            post_partials(self.kernel, stages, members, number)
-
-        return [firsts, further] if seconds(self.rounds[-1]) else [firsts]
+    def _deferred(self, part: Part, step: Expr, use: Expr) -> None:
+        """A part of the deferred work of a step."""
+        kernel = self.kernel
+        stages = self._stages(lambda: InParked(kernel, self.parked), step)
+        number, members = self._round(self.spec.stages[self.cut], use)
+        if part.firsts:
+            finish(kernel, stages, firsts(members))
+        if part.seconds:
+            action = begin if part.seconds[0] == 0 else accumulating
+            stages.sweep_part([action(kernel, stages, seconds(members))], part.seconds)
+        if part.posts:
+            finish(kernel, stages, seconds(members))
+            post_partials(kernel, stages, members, number)
+        if part.takes:
+            self.row_values(stages, use)
+            for output in self._tail_outputs():
+                if output.kind == "row":
+                    self._send(stages, output, use)
+        if part.tail:
+            stages.sweep_part(self._tail_passes(stages), part.tail)
 
     def last_tail(self, steps: Expr) -> None:
-        """The tail of the last step, which no main loop follows."""
+        """The deferred work of the last step, which no main loop follows."""
         if self.parked is None:
             return
         with when(steps > 0):
-            for part in self._round_parts():
-                part(steps - 1, steps - 1)
-            self._begin_tail(steps - 1, steps - 1)
-            with unrolled(self.rows.fragment.boxes, "box") as box:
-                self._tail_of_box(steps - 1, steps - 1, box)
+            for part in timetable(self.kernel.plan, self.spec):
+                if part.busy:
+                    self._deferred(part, steps - 1, steps - 1)
 
-    def _begin_tail(self, step: Expr, use: Expr) -> None:
-        stages = self._stages(lambda: InParked(self.kernel, self.parked), step)
-        self.row_values(stages, use)
-        for output in self._tail_outputs():
-            if output.kind == "row":
-                self._send(stages, output, use)
-
-    def _tail_of_box(self, step: Expr, use: Expr, box: Expr) -> None:
-        """All passes of the tail over one box."""
-        stages = self._stages(lambda: InParked(self.kernel, self.parked), step)
+    def _tail_passes(self, stages: Stages) -> list[list[Action]]:
         late, behind = tail_stages(self.spec)
-        passes = [self._send_of_box(stages, output) for output in late]
+        passes = [self._send_part(stages, output) for output in late]
         for stage in behind:
             early, own_late = ([o for o in stage.outputs if o.late == after] for after in (False, True))
-            passes += [self._send_of_box(stages, output) for output in early]
+            passes += [self._send_part(stages, output) for output in early]
             passes += [self._carry(stages, stage)]
-            passes += [self._send_of_box(stages, output) for output in own_late]
-        stages.sweep_box([actions for actions in passes if actions], box)
+            passes += [self._send_part(stages, output) for output in own_late]
+        return passes
 
     def _tail_outputs(self) -> list[Any]:
         late, behind = tail_stages(self.spec)
         return [*late, *(output for stage in behind for output in stage.outputs)]
 
-    def _send_of_box(self, stages: Stages, output: Any) -> list[Action]:
+    def _send_part(self, stages: Stages, output: Any) -> list[Action]:
         if output.kind == "row":
             return []
         return [stages.send_global(self.kernel.blocks[output.block], self.kernel.buffers[output.index])]
