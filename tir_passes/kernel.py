@@ -1,6 +1,6 @@
 """The kernel of a cluster, from top to bottom.
 
-384 threads: warp group 0 moves tiles, warp groups 1 and 2 multiply and run the stages.  See docs/kernel.md for the picture.
+Warp group 0 moves tiles; the warp groups behind it, two of them unless the plan says more, multiply and run the stages.  See docs/kernel.md for the picture.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as frames
 
-from tvm_comfuse.schedules.plan import MMA_GROUPS, Plan
+from tvm_comfuse.schedules.plan import Plan
+from tvm_comfuse.schedules.registers import THREADS_OF_GROUP, role_registers
 from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms, rounds
 from tvm_comfuse.tir_passes.emit import operands, ring
 from tvm_comfuse.tir_passes.emit.dsl import Cell, Expr, do, either, loop, named, registers, store, u32, when
@@ -29,11 +30,8 @@ from tvm_comfuse.tir_passes.emit.tensormaps import quad_map, tensor_map
 from tvm_comfuse.tir_passes.emit.w_tiles import w_tiles
 from tvm_comfuse.tir_passes.emit.workspace import Workspace
 
-WARP_GROUP = 128
-THREADS = WARP_GROUP * (1 + MMA_GROUPS)
-#: registers of a thread after setmaxnreg: 128 * 40 + 256 * 232 = 64,512 of 65,536
-PRODUCER_REGISTERS, MMA_REGISTERS = 40, 232
-#: named barriers 1 and 2 order the main loops of the pingpong layout (0 is the CTA's)
+WARP_GROUP = THREADS_OF_GROUP
+#: named barriers from 1 on, one for each MMA warp group, order the main loops of the pingpong layout (0 is the CTA's)
 ORDER_BARRIER = 1
 
 
@@ -54,6 +52,8 @@ class Kernel:
     def __init__(self, func: tirx.PrimFunc, spec: ClusterSpec, plan: Plan, name: str):
         self.func, self.spec, self.plan, self.name = func, spec, plan, name
         self.geometry = Geometry(plan, spec)
+        self.threads = plan.threads
+        self.registers = role_registers(plan.mma_groups)
         self.blocks = normal_forms(func)
         self.rounds = rounds(spec)
         self.staging = StagingTiles.of(spec, plan)
@@ -173,7 +173,7 @@ class Kernel:
             rank = named("rank", T.cta_id_in_cluster([size]))
         else:
             cluster, rank = named("cta", T.cta_id([self.plan.ctas])), T.int32(0)
-        self.warp_group = named("warp_group", T.warpgroup_id([1 + MMA_GROUPS]))
+        self.warp_group = named("warp_group", T.warpgroup_id([1 + self.plan.mma_groups]))
         self.warp = named("warp", T.warp_id_in_wg([4]))
         self.lane = named("lane", T.lane_id([32]))
         self.thread = self.warp * 32 + self.lane
@@ -184,14 +184,14 @@ class Kernel:
 
     def _declare_shared(self) -> None:
         self.smem = named("smem", T.alloc_buffer([self.layout.total], "uint8", scope="shared.dyn", align=ALIGNMENT))
-        tiles = max(MMA_GROUPS * self.staging.count, 1)
+        tiles = max(self.plan.mma_groups * self.staging.count, 1)
         self.full = ring.barriers("full", self.plan.pipeline_depth)
         self.empty = ring.barriers("empty", self.plan.pipeline_depth)
         self.w_tiles = w_tiles(self)
         self.tile_full = ring.barriers("tile_full", tiles)
         self.tile_empty = ring.barriers("tile_empty", tiles)
-        self.tile_ready = ring.barriers("tile_ready", MMA_GROUPS)
-        self.tile_next = ring.barriers("tile_next", MMA_GROUPS) if len(self.staging.stores) > 1 else None
+        self.tile_ready = ring.barriers("tile_ready", self.plan.mma_groups)
+        self.tile_next = ring.barriers("tile_next", self.plan.mma_groups) if len(self.staging.stores) > 1 else None
         self.vector_views = [
             T.decl_buffer(
                 [self.plan.cta_columns],
@@ -205,13 +205,13 @@ class Kernel:
 
     def _prologue(self) -> None:
         """Barriers, vectors, empty mailboxes; then everybody sees them, in the whole cluster."""
-        consumers = 1 if self.geometry.pingpong else MMA_GROUPS
+        consumers = 1 if self.geometry.pingpong else self.plan.mma_groups
         with when(self.cta_thread == 0):
             for slot in range(self.plan.pipeline_depth):
                 ring.init(self.full, slot, 1)
                 ring.init(self.empty, slot, consumers * self.plan.cluster_m)
             self.w_tiles.init()
-            for group in range(MMA_GROUPS):
+            for group in range(self.plan.mma_groups):
                 ring.init(self.tile_ready, group, WARP_GROUP)
                 if self.tile_next is not None:
                     ring.init(self.tile_next, group, 1)
@@ -220,7 +220,7 @@ class Kernel:
                     ring.init(self.tile_full, index, 1)
                     ring.init(self.tile_empty, index, 1 if self.staging.stored(tile) else WARP_GROUP)
             do(T.ptx.fence.mbarrier_init.release.cluster())
-        operands.fill_vectors(self, THREADS)
+        operands.fill_vectors(self, self.threads)
         self._clear_mailboxes()
         do(T.ptx.fence.proxy.async_.shared__cta())
         self._sync_all()
@@ -230,7 +230,7 @@ class Kernel:
         if words == 0:
             return
         box = T.decl_buffer([words], "uint64", data=self.smem.data, scope="shared.dyn", byte_offset=self.layout.mailbox)
-        with loop(-(-words // THREADS), "j") as j, when(j * THREADS + self.cta_thread < words):
+        with loop(-(-words // self.threads), "j") as j, when(j * self.threads + self.cta_thread < words):
             store(box, T.uint64(0), j * THREADS + self.cta_thread)
 
     def _sync_all(self) -> None:
@@ -240,7 +240,7 @@ class Kernel:
             do(T.ptx.barrier.cluster.wait.acquire.aligned())
 
     def _producer(self) -> None:
-        do(T.ptx.setmaxnreg.dec.sync.aligned.u32(PRODUCER_REGISTERS))
+        do(T.ptx.setmaxnreg.dec.sync.aligned.u32(self.registers.producer))
         with when(self.lane == 0):
             with when(self.warp == 0):
                 fill_ring(self)
@@ -251,7 +251,7 @@ class Kernel:
 
     def _mma(self) -> None:
         """A warp group's life: its steps, each a main loop and the stages."""
-        do(T.ptx.setmaxnreg.inc.sync.aligned.u32(MMA_REGISTERS))
+        do(T.ptx.setmaxnreg.inc.sync.aligned.u32(self.registers.mma))
         stride = self.geometry.steps_of_group
         self.acc = registers([self.accumulators], "float32", "acc")
         self.scalars = [self.real[b] for b in self.inputs("scalar")]
@@ -260,9 +260,9 @@ class Kernel:
         self.tag_base = self._tag_base()
         cursor = ring.Cursor(self.plan.pipeline_depth, 0, "read")
         main_loop = MainLoop(self, self.group_row(self.group), self.group_column(self.group))
-        if self.geometry.pingpong:
-            with when(self.group == 1):
-                cursor.advance(self.geometry.k_slots)
+        for group in range(1, stride):
+            with when(self.group == group):
+                cursor.advance(group * self.geometry.k_slots)
         first = self.group if self.geometry.pingpong else T.int32(0)
         steps = Steps(self)
         with loop((self.place.steps - first + (stride - 1)) // stride, "use") as use:
@@ -270,7 +270,7 @@ class Kernel:
             self._await_turn(step)
             main_loop.run(cursor, step, lambda: self._give_turn(step), steps.company(step, use))
             if self.geometry.pingpong:
-                cursor.advance(self.geometry.k_slots)
+                cursor.advance((stride - 1) * self.geometry.k_slots)
             stages = steps.head(step, use)
             if not self.plan.defer:
                 steps.row_values(stages, use)
@@ -284,7 +284,7 @@ class Kernel:
         return Cell("uint32", "tag_base", self.workspace.tag_base()).value
 
     def _await_turn(self, step: Expr) -> None:
-        """Pingpong: the other warp group's main loop comes first, or this one would wait two phases ahead."""
+        """Pingpong: the main loops of the warp groups in front come first, or this one would wait two phases ahead."""
         if self.geometry.pingpong:
             with when(step > 0):
                 do(T.ptx.barrier.cta.sync.aligned(u32(ORDER_BARRIER + self.group), u32(2 * WARP_GROUP)))
@@ -292,8 +292,8 @@ class Kernel:
     def _give_turn(self, step: Expr) -> None:
         if self.geometry.pingpong:
             with when(step + 1 < self.place.steps):
-                other = ORDER_BARRIER + 1 - self.group
-                do(T.ptx.barrier.cta.arrive.aligned(u32(other), u32(2 * WARP_GROUP)))
+                after = ORDER_BARRIER + (self.group + 1) % self.plan.mma_groups
+                do(T.ptx.barrier.cta.arrive.aligned(u32(after), u32(2 * WARP_GROUP)))
 
     def _epilogue(self) -> None:
         """Nobody leaves while others may still write to its shared memory; the last CTA moves the tags on."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_comfuse.schedules.plan import MMA_GROUPS
 from tvm_comfuse.tir_passes.emit.dsl import f32, registers, store, u32, when
 from tvm_comfuse.tir_passes.emit.instructions import post_cluster, post_grid, take
 
@@ -24,8 +23,9 @@ PARITIES = 2
 
 
 def slots_of_group(kernel: Any) -> int:
-    """Mailbox slots of a row group: for both warp groups and parities, every part, value and row."""
-    return MMA_GROUPS * PARITIES * kernel.geometry.row_parts * kernel.layout.row_values * kernel.plan.tile_m
+    """Mailbox slots of a row group: for every warp group and both parities, every part, value and row."""
+    plan = kernel.plan
+    return plan.mma_groups * PARITIES * kernel.geometry.row_parts * kernel.layout.row_values * plan.tile_m
 
 
 class Exchange:

@@ -11,7 +11,6 @@ from typing import Any
 from tvm.script import tirx as T
 
 from tvm_comfuse.schedules.legality import QUAD_COLUMNS
-from tvm_comfuse.schedules.plan import MMA_GROUPS
 from tvm_comfuse.tir_passes.emit.dsl import do, loop, when
 from tvm_comfuse.tir_passes.emit.instructions import MULTICAST, TMA_LOAD, TMA_LOAD_5D, TMA_PREFETCH, TMA_STORE
 from tvm_comfuse.tir_passes.emit.ring import Cursor, arm, arrive, wait
@@ -69,14 +68,19 @@ def b_boxes(plan: Any, w_layout: str) -> list[tuple[int, int]]:
     return [(index * rows * ATOM_BYTES, index * columns) for index in range(count)]
 
 
+def _groups_of(kernel: Any, step: Expr) -> list[Expr]:
+    """The MMA warp groups that do a step."""
+    groups = kernel.plan.mma_groups
+    return [step % groups] if kernel.geometry.pingpong else list(range(groups))
+
+
 def _bring_operands(kernel: Any, step: Expr, k: Expr) -> None:
     """The part of the step's TMA-placed [M, N] operands that is due with slot k.
 
     All CTAs are at about the same point of their main loops.  If each asked for its operands at the start, the burst would
     delay the slots it starts with; spread over the main loop there is bandwidth to spare.
     """
-    groups = [step % MMA_GROUPS] if kernel.geometry.pingpong else list(range(MMA_GROUPS))
-    use = step // MMA_GROUPS if kernel.geometry.pingpong else step
+    groups, use = _groups_of(kernel, step), step // kernel.geometry.steps_of_group
     boxes = range(kernel.plan.tile_n // ATOM_COLUMNS)
     due = [(group, slot, box) for group in groups for slot in kernel.operand_tiles for box in boxes]
     first = _first_operand_slot(kernel)
@@ -93,7 +97,7 @@ def _bring_operands(kernel: Any, step: Expr, k: Expr) -> None:
 def _operands_ahead(kernel: Any, step: Expr, k: Expr) -> None:
     """Brings the step's [M, N] operands that the warp groups read from global memory to L2, spread over the main loop."""
     plan, boxes = kernel.plan, kernel.plan.tile_n // ATOM_COLUMNS
-    groups = [step % MMA_GROUPS] if kernel.geometry.pingpong else list(range(MMA_GROUPS))
+    groups = _groups_of(kernel, step)
     due = [(group, slot, box) for slot in kernel.tiles if slot.ahead for group in groups for box in range(boxes)]
     for nth, (group, slot, box) in enumerate(due):
         with when(k == nth * kernel.geometry.k_slots // len(due)):
@@ -114,10 +118,11 @@ def _first_operand_slot(kernel: Any) -> int:
 def send_results(kernel: Any) -> None:
     """Warp 1: stores each result tile once its warp group has written it, then frees the tile."""
     with loop(kernel.place.steps, "step") as step:
+        groups = kernel.plan.mma_groups
         if kernel.geometry.pingpong:
-            _send(kernel, step, step % MMA_GROUPS, step // MMA_GROUPS)
+            _send(kernel, step, step % groups, step // groups)
         else:
-            with loop(MMA_GROUPS, "group") as group:
+            with loop(groups, "group") as group:
                 _send(kernel, step, group, step)
 
 
