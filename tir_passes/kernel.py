@@ -231,7 +231,7 @@ class Kernel:
             return
         box = T.decl_buffer([words], "uint64", data=self.smem.data, scope="shared.dyn", byte_offset=self.layout.mailbox)
         with loop(-(-words // self.threads), "j") as j, when(j * self.threads + self.cta_thread < words):
-            store(box, T.uint64(0), j * THREADS + self.cta_thread)
+            store(box, T.uint64(0), j * self.threads + self.cta_thread)
 
     def _sync_all(self) -> None:
         do(T.cuda.cta_sync())
