@@ -23,9 +23,11 @@ ATOM_COLUMNS = 64
 #: rows of a swizzle atom
 ATOM_ROWS = 8
 MAX_WGMMA_N = 256
-#: by number of MMA warp groups, whose threads have 232, 160 or 112 registers; addresses, row values and the stages'
-#: temporaries need the rest
-MAX_ACCUMULATORS = {2: 128, 3: 96, 4: 64}
+#: by number of MMA warp groups, whose threads have 232, 152 or 112 registers: with more, ptxas spills addresses, row values
+#: and the stages' temporaries
+MAX_ACCUMULATORS = {2: 128, 3: 64, 4: 64}
+#: the same where [M, N] operands are read from global memory: their rows' addresses and loads in flight take more
+MAX_BESIDE_GLOBAL = {2: 128, 3: 64, 4: 32}
 MAX_BOX_ROWS = 256
 #: TMA wants strides that are multiples of 16 bytes
 STRIDE_ELEMENTS = 8
@@ -212,11 +214,13 @@ def tile_sizes(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusa
 
 def accumulators(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
     """The float32 result of a group fits into its registers, and that of one wgmma into those that a kernel starts with."""
-    count, most = plan.tile_m * plan.tile_n // THREADS_OF_GROUP, MAX_ACCUMULATORS[plan.mma_groups]
+    count, far = plan.tile_m * plan.tile_n // THREADS_OF_GROUP, "global" in plan.operands
+    most = (MAX_BESIDE_GLOBAL if far else MAX_ACCUMULATORS)[plan.mma_groups]
     if count > most:
         yield Refusal(
             "accumulators",
-            f"a thread of {plan.mma_groups} MMA warp groups can hold at most {most} accumulators",
+            f"a thread of {plan.mma_groups} MMA warp groups can hold at most {most} accumulators"
+            + (" beside operands in global memory" if far and most < MAX_ACCUMULATORS[plan.mma_groups] else ""),
             {
                 "tile_m": plan.tile_m,
                 "tile_n": plan.tile_n,
