@@ -23,9 +23,9 @@ ATOM_COLUMNS = 64
 #: rows of a swizzle atom
 ATOM_ROWS = 8
 MAX_WGMMA_N = 256
-#: by number of MMA warp groups, whose threads have 232, 152 or 112 registers: with more, ptxas spills addresses, row values
+#: by number of MMA warp groups, whose threads have 232, 160 or 112 registers: with more, ptxas spills addresses, row values
 #: and the stages' temporaries
-MAX_ACCUMULATORS = {2: 128, 3: 64, 4: 64}
+MAX_ACCUMULATORS = {2: 128, 3: 96, 4: 64}
 #: the same where [M, N] operands are read from global memory: their rows' addresses and loads in flight take more
 MAX_BESIDE_GLOBAL = {2: 128, 3: 64, 4: 32}
 MAX_BOX_ROWS = 256

@@ -16,9 +16,8 @@ REGISTER_UNIT, THREAD_LIMIT = 8, 255
 #: what ptxas asks for next to the accumulators of a wgmma (a wgmma of 128 accumulators was refused below 154 registers)
 WGMMA_OVERHEAD = 26
 
-#: of the producer's threads, by number of MMA warp groups.  The steps of three are told apart by a division that made 32
-#: too few.
-PRODUCER_REGISTERS = {2: 40, 3: 40, 4: 32}
+#: of the producer's threads, by number of MMA warp groups: three or four of these are short of registers, two are not
+PRODUCER_REGISTERS = {2: 40, 3: 32, 4: 32}
 
 
 @dataclass(frozen=True)
@@ -38,11 +37,9 @@ def role_registers(mma_groups: int) -> RoleRegisters:
     """What the roles have after setmaxnreg: all that the producer does not need goes to the MMA warp groups.
 
     The roles share what the CTA started with, which may be less than the SM has.
-    2: 128 * 40 + 256 * 232 = 64,512; 3: 128 * 40 + 384 * 152 = 63,488; 4: 128 * 32 + 512 * 112 = 61,440.
+    2: 128 * 40 + 256 * 232 = 64,512; 3: 128 * 32 + 384 * 160 = 65,536; 4: 128 * 32 + 512 * 112 = 61,440.
     Raises KeyError for another number of groups.
     """
     producer, groups = PRODUCER_REGISTERS[mma_groups], 1 + mma_groups
     rest = groups * entry_registers(groups * THREADS_OF_GROUP) - producer
     return RoleRegisters(producer, rest // mma_groups // REGISTER_UNIT * REGISTER_UNIT)
-
-

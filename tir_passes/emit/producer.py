@@ -6,12 +6,15 @@ away.  One lane of each works, so that nothing here needs more registers than th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tvm.script import tirx as T
 
 from tvm_comfuse.schedules.legality import QUAD_COLUMNS
-from tvm_comfuse.tir_passes.emit.dsl import do, loop, when
+from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS
+from tvm_comfuse.tir_passes.emit.dsl import do, loop, rolled, when
 from tvm_comfuse.tir_passes.emit.instructions import MULTICAST, TMA_LOAD, TMA_LOAD_5D, TMA_PREFETCH, TMA_STORE
 from tvm_comfuse.tir_passes.emit.ring import Cursor, arm, arrive, wait
 from tvm_comfuse.tir_passes.emit.shared import ATOM_BYTES, ATOM_COLUMNS
@@ -23,7 +26,8 @@ def fill_ring(kernel: Any) -> None:
     """Warp 0: for each step and slot, wait until it is empty, arm it, load A and, where it is due, this CTA's share of B."""
     geometry, plan, place = kernel.geometry, kernel.plan, kernel.place
     cursor = Cursor(plan.pipeline_depth, 1, "fill")
-    with loop(place.steps, "step") as step, loop(geometry.k_slots, "k") as k:
+    turn = _turn(kernel)
+    with turn(place.steps, "step") as step, turn(geometry.k_slots, "k") as k:
         wait(kernel.empty, cursor.slot.value, cursor.parity.value)
         arm(kernel.full, cursor.slot.value, kernel.layout.slot_bytes)
         base = cursor.slot.value * kernel.layout.slot_bytes
@@ -35,6 +39,12 @@ def fill_ring(kernel: Any) -> None:
         _bring_operands(kernel, step, k)
         _operands_ahead(kernel, step, k)
         cursor.advance(1)
+
+
+def _turn(kernel: Any) -> Callable[[Expr, str], AbstractContextManager[Expr]]:
+    """The kind of the role's loops: unrolled, addresses of several rounds would not fit into the registers that more MMA warp
+    groups leave it."""
+    return rolled if kernel.plan.mma_groups > COOPERATIVE_GROUPS else loop
 
 
 def _load_b(kernel: Any, base: Expr, depth: Expr, barrier: Expr) -> None:
@@ -117,7 +127,7 @@ def _first_operand_slot(kernel: Any) -> int:
 
 def send_results(kernel: Any) -> None:
     """Warp 1: stores each result tile once its warp group has written it, then frees the tile."""
-    with loop(kernel.place.steps, "step") as step:
+    with _turn(kernel)(kernel.place.steps, "step") as step:
         groups = kernel.plan.mma_groups
         if kernel.geometry.pingpong:
             _send(kernel, step, step % groups, step // groups)

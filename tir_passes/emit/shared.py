@@ -79,7 +79,14 @@ class SharedLayout:
         """Two parities, every part of a row, every row value, 8 bytes each; for each warp group."""
         if self.geometry.plan.exchange not in ("cta", "cluster"):
             return 0
-        return 2 * self.geometry.plan.mma_groups * self.geometry.row_parts * self.row_values * self.geometry.plan.tile_m * 8
+        return (
+            2
+            * self.geometry.plan.mma_groups
+            * self.geometry.row_parts
+            * self.row_values
+            * self.geometry.plan.tile_m
+            * 8
+        )
 
     @property
     def total(self) -> int:

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
 _BASE = Plan(64, 64, 64, 2, "cooperative", 2, 1, "cluster", 1, 2, 2, ("tma",), ("tma",))
-_QUADS = replace(_BASE, tile_n=128, exchange="grid", cluster_n=1, w_order="quads", operands=("global",), store=("global",))
+_QUADS = replace(
+    _BASE, tile_n=128, exchange="grid", cluster_n=1, w_order="quads", operands=("global",), store=("global",)
+)
 _DEFERRED = replace(_QUADS, defer=True)
 _PINGPONG = replace(_BASE, layout="pingpong", groups_m=1, exchange="grid", cluster_n=1)
 _PINGPONG_QUADS = replace(
