@@ -1,6 +1,7 @@
 """The kernel of a cluster, from top to bottom.
 
-Warp group 0 moves tiles; the warp groups behind it, two of them unless the plan says more, multiply and run the stages.  See docs/kernel.md for the picture.
+Warp group 0 moves tiles; the others, two unless the plan says more, multiply and run the stages.  See docs/kernel.md for
+the picture.
 """
 
 from __future__ import annotations

@@ -28,13 +28,7 @@ def quad_map(name: str, buffer: Any, box_rows: int) -> Any:
     """
     rows, columns = buffer.shape
     sizes = [columns, 2, 4, 4, rows // QUAD_COLUMNS]
-    return _encode(
-        name,
-        buffer,
-        sizes,
-        [columns, 8 * columns, 2 * columns, QUAD_COLUMNS * columns],
-        [2, 4, 4, box_rows // QUAD_COLUMNS],
-    )
+    return _encode(name, buffer, sizes, [columns, 8 * columns, 2 * columns, QUAD_COLUMNS * columns], [2, 4, 4, box_rows // QUAD_COLUMNS])
 
 
 def _encode(name: str, buffer: Any, sizes: list[Any], strides: list[Any], box: list[int]) -> Any:

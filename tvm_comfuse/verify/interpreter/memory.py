@@ -159,7 +159,9 @@ def tensor_map(name: str, tensor: Tensor, values: list[Any], report: Report) -> 
         "the tensor's shape": tensor.array.shape == (rows, columns) and stride == pitch,
         f"strides that are multiples of {STRIDE_UNIT}": all(stride % STRIDE_UNIT == 0 for stride in strides),
         "each row once": sorted(result.order.tolist()) == list(range(box_rows)),
-        f"boxes of 1 to {MOST_BOX_ELEMENTS} elements along each axis": 0 < max(box_columns, *box) <= MOST_BOX_ELEMENTS,
+        f"boxes of 1 to {MOST_BOX_ELEMENTS} elements along each axis": 0
+        < max(box_columns, *box)
+        <= MOST_BOX_ELEMENTS,
         "element strides of 1 and no interleave": list(steps[: rank + 1]) == [1] * rank + [0],
         "128-byte swizzle of boxes 128 bytes wide, or none": result.swizzle == SWIZZLE_NONE
         or (result.swizzle == SWIZZLE_128B and width == ROW),
