@@ -86,7 +86,7 @@ def shared_memory(plan: Plan, spec: ClusterSpec) -> dict[str, int]:
     resident_w  resident_bytes
     staging     staging_tiles for each MMA warp group
     vectors     [N] operands, the columns of the CTA
-    mailboxes   row partials, if they are exchanged inside a CTA or cluster
+    mailboxes   row partials, if they are exchanged inside a CTA or cluster; the tag base, if across the grid
     barriers    mbarriers
 
     Pipeline, resident_w and staging are multiples of TILE_ALIGNMENT for every legal tile.
@@ -104,7 +104,12 @@ def shared_memory(plan: Plan, spec: ClusterSpec) -> dict[str, int]:
 
 
 def mailbox_bytes(plan: Plan, spec: ClusterSpec) -> int:
-    """Slots for every row and part of a row of each MMA warp group, and every row value of the largest round."""
+    """Slots for every row and part of a row of each MMA warp group, and every row value of the largest round.
+
+    Those of an exchange across the grid are in global memory; the CTA keeps where their tags begin.
+    """
+    if plan.exchange == "grid":
+        return SLOT_BYTES
     if plan.exchange not in ("cta", "cluster"):
         return 0
     parts = row_parts(plan, spec) * plan.groups_n

@@ -32,8 +32,15 @@ from tvm_comfuse.tir_passes.emit.w_tiles import w_tiles
 from tvm_comfuse.tir_passes.emit.workspace import Workspace
 
 WARP_GROUP = THREADS_OF_GROUP
-#: named barriers from 1 on, one for each MMA warp group, order the main loops of the pingpong layout (0 is the CTA's)
-ORDER_BARRIER = 1
+#: named barriers from 1 on, one for each MMA warp group, order the main loops of the pingpong layout (0 is the CTA's); each
+#: has the threads of the warp group that gives the turn and of the one that waits for it
+ORDER_BARRIER, TURN_THREADS = 1, 2 * WARP_GROUP
+#: warp of the producer that waits for the mailboxes in global memory
+MAIL_WARP = 2
+#: attribute of a function with tags of its launch, and the tag of a cooperative one (names of TVM's runtime)
+LAUNCH_PARAMS, COOPERATIVE = "tirx.kernel_launch_params", "tirx.use_cooperative_launch"
+#: thread that prefetches the tensor maps: one of another warp than the thread that initialises the barriers
+PREFETCH_THREAD = 32
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,6 @@ class Kernel:
     def __init__(self, func: tirx.PrimFunc, spec: ClusterSpec, plan: Plan, name: str):
         self.func, self.spec, self.plan, self.name = func, spec, plan, name
         self.geometry = Geometry(plan, spec)
-        self.threads = plan.threads
         self.registers = role_registers(plan.mma_groups)
         self.blocks = normal_forms(func)
         self.rounds = rounds(spec)
@@ -147,7 +153,12 @@ class Kernel:
                     with mma:
                         self._mma()
                 self._epilogue()
-        return builder.get()
+        tags = self._launch_tags()
+        return builder.get().with_attr(LAUNCH_PARAMS, tags) if tags else builder.get()
+
+    def _launch_tags(self) -> list[str]:
+        """How the kernel is launched.  Cooperatively, all CTAs run at the same time or the launch fails."""
+        return [COOPERATIVE] if self.plan.exchange == "grid" else []
 
     def _parameters(self) -> None:
         self.buffers = []
@@ -167,6 +178,12 @@ class Kernel:
         self.w_map = w_map("w_map", self.w, b_box_rows(plan, self.spec.w_layout))
         self.staging.bind(self.real, self.func.params, plan.tile_m)
 
+    @property
+    def tensor_maps(self) -> list[Any]:
+        """Every tensor map, those that are needed first in front."""
+        others = [slot.map for slot in [*self.staging.operands, *self.staging.stores] if slot.map is not None]
+        return [self.a_map, self.w_map, *others]
+
     def _identify(self) -> None:
         size = self.geometry.cluster_size
         if size > 1:
@@ -177,6 +194,7 @@ class Kernel:
         self.warp_group = named("warp_group", T.warpgroup_id([1 + self.plan.mma_groups]))
         self.warp = named("warp", T.warp_id_in_wg([4]))
         self.lane = named("lane", T.lane_id([32]))
+        self.last_cta = T.And(cluster == self.plan.ctas // size - 1, rank == size - 1)
         self.thread = self.warp * 32 + self.lane
         self.cta_thread = self.warp_group * WARP_GROUP + self.thread
         self.group = self.warp_group - 1
@@ -193,6 +211,11 @@ class Kernel:
         self.tile_empty = ring.barriers("tile_empty", tiles)
         self.tile_ready = ring.barriers("tile_ready", self.plan.mma_groups)
         self.tile_next = ring.barriers("tile_next", self.plan.mma_groups) if len(self.staging.stores) > 1 else None
+        if self.plan.exchange == "grid":
+            self.mail_ready = ring.barriers("mail_ready", 1)
+            self.tag_word = T.decl_buffer(
+                [1], "uint32", data=self.smem.data, scope="shared.dyn", byte_offset=self.layout.mailbox
+            )
         self.vector_views = [
             T.decl_buffer(
                 [self.plan.cta_columns],
@@ -205,7 +228,11 @@ class Kernel:
         ]
 
     def _prologue(self) -> None:
-        """Barriers, vectors, empty mailboxes; then everybody sees them, in the whole cluster."""
+        """Barriers and empty mailboxes; then everybody sees them, in the whole cluster.  Nothing waits for memory here:
+        the producer begins to load right behind it."""
+        with when(self.cta_thread == PREFETCH_THREAD):
+            for tensor_map in self.tensor_maps:
+                do(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
         consumers = 1 if self.geometry.pingpong else self.plan.mma_groups
         with when(self.cta_thread == 0):
             for slot in range(self.plan.pipeline_depth):
@@ -220,19 +247,20 @@ class Kernel:
                     index = group * self.staging.count + tile
                     ring.init(self.tile_full, index, 1)
                     ring.init(self.tile_empty, index, 1 if self.staging.stored(tile) else WARP_GROUP)
+            if self.plan.exchange == "grid":
+                ring.init(self.mail_ready, 0, 1)
             do(T.ptx.fence.mbarrier_init.release.cluster())
-        operands.fill_vectors(self, self.threads)
         self._clear_mailboxes()
         do(T.ptx.fence.proxy.async_.shared__cta())
         self._sync_all()
 
     def _clear_mailboxes(self) -> None:
-        words = self.layout.mailbox_bytes // 8
-        if words == 0:
+        if self.plan.exchange not in ("cta", "cluster"):
             return
+        words = self.layout.mailbox_bytes // 8
         box = T.decl_buffer([words], "uint64", data=self.smem.data, scope="shared.dyn", byte_offset=self.layout.mailbox)
-        with loop(-(-words // self.threads), "j") as j, when(j * self.threads + self.cta_thread < words):
-            store(box, T.uint64(0), j * self.threads + self.cta_thread)
+        with loop(-(-words // self.plan.threads), "j") as j, when(j * self.plan.threads + self.cta_thread < words):
+            store(box, T.uint64(0), j * self.plan.threads + self.cta_thread)
 
     def _sync_all(self) -> None:
         do(T.cuda.cta_sync())
@@ -248,7 +276,16 @@ class Kernel:
             if self.staging.store_tiles:
                 with when(self.warp == 1):
                     send_results(self)
+            if self.plan.exchange == "grid":
+                with when(self.warp == MAIL_WARP):
+                    self._await_mailboxes()
         do(T.cuda.warp_sync())
+
+    def _await_mailboxes(self) -> None:
+        """Until this launch owns the mailboxes; the MMA warp groups find the tag base in shared memory."""
+        base = Cell("uint32", "entered", self.workspace.enter(self.last_cta))
+        store(self.tag_word, base.value, 0)
+        ring.arrive(self.mail_ready, 0)
 
     def _mma(self) -> None:
         """A warp group's life: its steps, each a main loop and the stages."""
@@ -258,7 +295,7 @@ class Kernel:
         self.scalars = [self.real[b] for b in self.inputs("scalar")]
         self.columns = [self.real[b] for b in self.inputs("row")]
         self.scalar_cells = operands.load_scalars(self)
-        self.tag_base = self._tag_base()
+        self._fill_vectors()
         cursor = ring.Cursor(self.plan.pipeline_depth, 0, "read")
         main_loop = MainLoop(self, self.group_row(self.group), self.group_column(self.group))
         for group in range(1, stride):
@@ -272,32 +309,42 @@ class Kernel:
             main_loop.run(cursor, step, lambda: self._give_turn(step), steps.company(step, use))
             if self.geometry.pingpong:
                 cursor.advance((stride - 1) * self.geometry.k_slots)
+            self._await_tags(use)
             stages = steps.head(step, use)
             if not self.plan.defer:
                 steps.row_values(stages, use)
                 steps.tail(stages, use)
         steps.last_tail(self.place.steps)
 
-    def _tag_base(self) -> Expr:
-        """Tags of this launch's exchanges begin behind this one."""
-        if self.plan.exchange != "grid":
-            return u32(0)
-        return Cell("uint32", "tag_base", self.workspace.tag_base()).value
+    def _fill_vectors(self) -> None:
+        """The MMA warp groups bring the vectors while the producer's first slots are under way."""
+        if self.vectors:
+            threads, behind_turns = WARP_GROUP * self.plan.mma_groups, ORDER_BARRIER + self.plan.mma_groups
+            operands.fill_vectors(self, threads, self.group * WARP_GROUP + self.thread)
+            do(T.ptx.barrier.cta.sync.aligned(u32(behind_turns), u32(threads)))
+
+    def _await_tags(self, use: Expr) -> None:
+        """In front of a warp group's first exchange: until its launch owns the mailboxes in global memory and the tag base
+        is known.  In the exchange itself there is no register left for a wait."""
+        if self.plan.exchange == "grid":
+            with when(use == 0):
+                ring.wait(self.mail_ready, 0, 0)
 
     def _await_turn(self, step: Expr) -> None:
         """Pingpong: the main loops of the warp groups in front come first, or this one would wait two phases ahead."""
         if self.geometry.pingpong:
             with when(step > 0):
-                do(T.ptx.barrier.cta.sync.aligned(u32(ORDER_BARRIER + self.group), u32(2 * WARP_GROUP)))
+                do(T.ptx.barrier.cta.sync.aligned(u32(ORDER_BARRIER + self.group), u32(TURN_THREADS)))
 
     def _give_turn(self, step: Expr) -> None:
         if self.geometry.pingpong:
             with when(step + 1 < self.place.steps):
                 after = ORDER_BARRIER + (self.group + 1) % self.plan.mma_groups
-                do(T.ptx.barrier.cta.arrive.aligned(u32(after), u32(2 * WARP_GROUP)))
+                do(T.ptx.barrier.cta.arrive.aligned(u32(after), u32(TURN_THREADS)))
 
     def _epilogue(self) -> None:
-        """Nobody leaves while others may still write to its shared memory; the last CTA moves the tags on."""
+        """Nobody leaves while others may still write to its shared memory; the last CTA moves the tags on and gives the
+        mailboxes away."""
         self._sync_all()
         if self.plan.exchange == "grid":
             most = (self.place.units + (self.geometry.row_groups - 1)) // self.geometry.row_groups

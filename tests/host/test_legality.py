@@ -142,7 +142,7 @@ def test_shared_memory_by_hand() -> None:
         "resident_w": 0,
         "staging": 2 * 64 * 256 * 2,
         "vectors": 3 * 4 * 256,
-        "mailboxes": 0,
+        "mailboxes": 8,
         "barriers": 1024,
     }
     resident = shared_memory(RESIDENT, SMALL)

@@ -22,14 +22,15 @@ PAIR_COLUMNS = 16
 IN_FLIGHT = 48
 
 
-def fill_vectors(kernel: Any, threads: int) -> None:
-    """All threads: this CTA's columns of each [N]-vector, as float32, zeros behind N.
+def fill_vectors(kernel: Any, threads: int, thread: Expr) -> None:
+    """This CTA's columns of each [N]-vector, as float32, zeros behind N; by `threads` threads, of which this is number
+    `thread`.
 
     A lane needs four columns of each pair of chunks.  They are put next to each other, so that it gets them with one load.
     """
     count = kernel.plan.cta_columns
     with loop(-(-count // threads), "j") as j:
-        at = j * threads + kernel.cta_thread
+        at = j * threads + thread
         with when(at < count):
             column = kernel.place.column + at
             slot = _vector_slot(at, kernel.plan.w_order == "quads")

@@ -61,7 +61,7 @@ def reduce_local(
         for row in range(kernel.fragment.rows):
             stages.across_quad(member.op, stages.rows.of(member.block), row)
     if kernel.plan.exchange != "warp":
-        Exchange(kernel, kernel.tag_base).post(number, _partials(stages, members))
+        Exchange(kernel).post(number, _partials(stages, members))
 
 
 def reduce_across(kernel: Any, stages: Stages, members: list[Any], number: Expr) -> None:
@@ -69,7 +69,7 @@ def reduce_across(kernel: Any, stages: Stages, members: list[Any], number: Expr)
     member's row value."""
     if kernel.plan.exchange == "warp":
         return
-    taken = Exchange(kernel, kernel.tag_base).take(len(members), number)
+    taken = Exchange(kernel).take(len(members), number)
     position = {member.block: index for index, member in enumerate(members)}
     for row in range(kernel.fragment.rows):
         for member in members:

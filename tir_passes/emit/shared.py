@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tvm_comfuse.schedules.footprint import SLOT_BYTES
 from tvm_comfuse.tir_passes.emit.geometry import Geometry
 
 Expr = Any
@@ -76,7 +77,10 @@ class SharedLayout:
 
     @property
     def mailbox_bytes(self) -> int:
-        """Two parities, every part of a row, every row value, 8 bytes each; for each warp group."""
+        """Two parities, every part of a row, every row value, 8 bytes each; for each warp group.  Of an exchange across the
+        grid only the tag base is here."""
+        if self.geometry.plan.exchange == "grid":
+            return SLOT_BYTES
         if self.geometry.plan.exchange not in ("cta", "cluster"):
             return 0
         return (

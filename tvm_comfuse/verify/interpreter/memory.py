@@ -10,7 +10,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tvm_comfuse.verify.interpreter.barriers import Waitable
 from tvm_comfuse.verify.interpreter.report import Report
 from tvm_comfuse.verify.interpreter.tree import SIZES
 
@@ -159,9 +158,7 @@ def tensor_map(name: str, tensor: Tensor, values: list[Any], report: Report) -> 
         "the tensor's shape": tensor.array.shape == (rows, columns) and stride == pitch,
         f"strides that are multiples of {STRIDE_UNIT}": all(stride % STRIDE_UNIT == 0 for stride in strides),
         "each row once": sorted(result.order.tolist()) == list(range(box_rows)),
-        f"boxes of 1 to {MOST_BOX_ELEMENTS} elements along each axis": 0
-        < max(box_columns, *box)
-        <= MOST_BOX_ELEMENTS,
+        f"boxes of 1 to {MOST_BOX_ELEMENTS} elements along each axis": 0 < max(box_columns, *box) <= MOST_BOX_ELEMENTS,
         "element strides of 1 and no interleave": list(steps[: rank + 1]) == [1] * rank + [0],
         "128-byte swizzle of boxes 128 bytes wide, or none": result.swizzle == SWIZZLE_NONE
         or (result.swizzle == SWIZZLE_128B and width == ROW),
@@ -174,8 +171,9 @@ def tensor_map(name: str, tensor: Tensor, values: list[Any], report: Report) -> 
 
 @dataclass
 class Statics:
-    """Static memory of the module: mail slots (value bits, tag) by name, tag base and launch counter by name.  Keep it from
-    one launch to the next to see what the second launch of a kernel finds."""
+    """Static memory of the module: mail slots (value bits, tag) by name; by name too the tag base, the launch counter and
+    the launch that owns the slots (0: none).  Keep it from one launch to the next to see what the second launch of a
+    kernel finds, or give it to launches that run at the same time."""
 
     mail: dict[str, Array] = field(default_factory=dict)
     state: dict[str, list[int]] = field(default_factory=dict)
@@ -188,15 +186,5 @@ class Statics:
         return self.mail[name]
 
     def words(self, name: str) -> list[int]:
-        """[tag base, CTAs that have left] of that name."""
-        return self.state.setdefault(name, [0, 0])
-
-
-@dataclass
-class GridState:
-    """What the CTAs of a launch share besides global memory."""
-
-    statics: Statics
-    posted: Waitable
-    left: Any
-    readers: list[tuple[int, int]] = field(default_factory=list)
+        """[tag base, CTAs that have left, owner] of that name."""
+        return self.state.setdefault(name, [0, 0, 0])
