@@ -22,8 +22,9 @@ TILE_K = 64
 DEPTHS = range(2, 9)
 #: layout, groups_m, groups_n
 LAYOUTS = (("pingpong", 1, 1), ("cooperative", 2, 1), ("cooperative", 1, 2))
-#: of the pingpong layout with a resident W, whose main loop may be too short for two to hide their stages
-MMA_GROUPS = (2, 3, 4)
+#: of the pingpong layout with a resident W, whose main loop may be too short for two to hide their stages; in kernels of four
+#: ptxas spills registers too often to take one unseen
+MMA_GROUPS = (2, 3)
 CLUSTERS_M = (1, 2)
 
 

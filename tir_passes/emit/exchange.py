@@ -72,7 +72,8 @@ class Exchange:
         return got
 
     def _tag(self, number: Expr) -> Expr:
-        tag = u32(number) + u32(1)
+        # not the sum of two conversions: TVM's analyzer takes the number of a step before for a negative one
+        tag = u32(number + 1)
         return self._tag_base() + tag if self.scope == "grid" else tag
 
     def _tag_base(self) -> Expr:
