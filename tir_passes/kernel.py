@@ -19,16 +19,13 @@ from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms, rounds
 from tvm_comfuse.tir_passes.emit import operands, ring
 from tvm_comfuse.tir_passes.emit.dsl import Cell, Expr, do, either, loop, named, registers, store, u32, when
 from tvm_comfuse.tir_passes.emit.exchange import slots_of_group
-from tvm_comfuse.tir_passes.emit.fragment import Fragment
 from tvm_comfuse.tir_passes.emit.geometry import CtaPlace, Geometry
-from tvm_comfuse.tir_passes.emit.instructions import opaque
 from tvm_comfuse.tir_passes.emit.mma import MainLoop
 from tvm_comfuse.tir_passes.emit.producer import b_box_rows, fill_ring, send_results
-from tvm_comfuse.tir_passes.emit.reduce import reduce_round
 from tvm_comfuse.tir_passes.emit.shared import ALIGNMENT, SharedLayout
-from tvm_comfuse.tir_passes.emit.stages import RowValues, Stages
 from tvm_comfuse.tir_passes.emit.staging import StagingTiles
-from tvm_comfuse.tir_passes.emit.tensormaps import tensor_map
+from tvm_comfuse.tir_passes.emit.steps import Steps
+from tvm_comfuse.tir_passes.emit.tensormaps import quad_map, tensor_map
 from tvm_comfuse.tir_passes.emit.workspace import Workspace
 
 WARP_GROUP = 128
@@ -132,7 +129,7 @@ class Kernel:
         return self.plan.tile_m * self.plan.tile_n // WARP_GROUP
 
     def tile_barrier(self, group: Expr, tile: int) -> Expr:
-        """Index of a staging tile's barriers."""
+        """Index of a staging tile among those of all warp groups."""
         return group * self.staging.count + tile
 
     # --- the kernel ---------------------------------------------------------------------------------------------------
@@ -176,7 +173,8 @@ class Kernel:
     def _tensor_maps(self) -> None:
         plan = self.plan
         self.a_map = tensor_map("a_map", self.x, self.geometry.unit_rows)
-        self.w_map = tensor_map("w_map", self.w, b_box_rows(plan, self.spec.w_layout))
+        w_map = quad_map if plan.w_order == "quads" else tensor_map
+        self.w_map = w_map("w_map", self.w, b_box_rows(plan, self.spec.w_layout))
         self.staging.bind(self.real, self.func.params, plan.tile_m)
 
     @property
@@ -301,14 +299,19 @@ class Kernel:
             with when(self.group == 1):
                 cursor.advance(self.geometry.k_slots)
         first = self.group if self.geometry.pingpong else T.int32(0)
+        steps = Steps(self)
         with loop((self.place.steps - first + (stride - 1)) // stride, "use") as use:
             step = use * stride + first
             self._await_turn(step)
-            main_loop.run(cursor, lambda: self._give_turn(step))
+            main_loop.run(cursor, lambda: self._give_turn(step), steps.company(step, use))
             if self.geometry.pingpong:
                 cursor.advance(self.geometry.k_slots)
             self._await_tags(use)
-            self._stages(step, use)
+            stages = steps.head(step, use)
+            if not self.plan.defer:
+                steps.row_values(stages, use)
+                steps.tail(stages, use)
+        steps.last_tail(self.place.steps)
 
     def _fill_vectors(self) -> None:
         """The MMA warp groups bring the vectors while the producer's first slots are under way."""
@@ -334,56 +337,6 @@ class Kernel:
             with when(step + 1 < self.place.steps):
                 other = ORDER_BARRIER + 1 - self.group
                 do(T.ptx.barrier.cta.arrive.aligned(u32(other), u32(MMA_THREADS)))
-
-    def _stages(self, step: Expr, use: Expr) -> None:
-        """All stages of a step: pass, exchange, pass, ..., results."""
-        # addresses made from the lane would otherwise be computed before the main loop, where no register is left for them
-        lane = Cell("int32", "stage_lane", self.lane)
-        opaque(lane.value)
-        self.fragment = Fragment(self.plan.tile_m, self.plan.tile_n, self.warp, lane.value)
-        rows = RowValues(self.fragment)
-        columns = operands.load_columns(self, step)
-        stages = Stages(self, rows, columns, step)
-        for slot in self.staging.operand_tiles:
-            ring.wait(self.tile_full, self.tile_barrier(self.group, slot.tile), use % 2)
-        done = 0
-        for stage in self.spec.stages:
-            own = [self.blocks[stage.carried]] if stage.carried else []
-            # the order of Stage.passes
-            for output in stage.outputs:
-                if not output.late:
-                    self._send(stages, output, use)
-            actions = [stages.carry(block) for block in own]
-            members = [m for group in self.rounds for m in group if group[0] in stage.reductions]
-            if members:
-                reduce_round(self, stages, members, actions, use * len(self.rounds) + done)
-                done += 1
-            else:
-                stages.sweep(actions)
-            for output in stage.outputs:
-                if output.late:
-                    self._send(stages, output, use)
-        for slot in self.staging.operand_tiles:
-            if not self.staging.stored(slot.tile):
-                ring.arrive(self.tile_empty, self.tile_barrier(self.group, slot.tile))
-
-    def _send(self, stages: Stages, output: Any, use: Expr) -> None:
-        block, buffer = self.blocks[output.block], self.buffers[output.index]
-        if output.kind == "row":
-            stages.send_row(block, buffer)
-            return
-        slot = self.staging.store_of(output.block)
-        if slot is None:
-            stages.sweep([stages.send_global(block, buffer)])
-            return
-        nth, again = self.staging.store_tiles.index(slot), len(self.staging.store_tiles) - 1
-        if nth > 0:
-            ring.wait(self.tile_next, self.group, (use * again + nth - 1) % 2)
-        elif not self.staging.loaded(slot.tile):
-            ring.wait(self.tile_empty, self.tile_barrier(self.group, slot.tile), (use + 1) % 2)
-        stages.sweep([stages.send_tile(block, buffer, slot.tile)])
-        do(T.ptx.fence.proxy.async_.shared__cta())
-        ring.arrive(self.tile_ready, self.group)
 
     def _epilogue(self) -> None:
         """Nobody leaves while others may still write to its shared memory; the last CTA moves the tags on and gives the

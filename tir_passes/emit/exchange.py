@@ -39,23 +39,25 @@ class Exchange:
         self.parts = kernel.geometry.row_parts
         self.scope = kernel.plan.exchange
 
-    def share(self, count: int, number: Expr, partial: Any) -> Any:
-        """One exchange.
+    def post(self, number: Expr, partial: Any) -> None:
+        """Sends this part's partials.
 
-        count    values per row
         number   how many exchanges this warp group did before, in this launch
-        partial  registers [count, rows]
+        partial  registers [values, rows]
+        """
+        count, rows = partial.shape
+        tag = self._tag(number)
+        for value in range(int(count)):
+            for row in range(int(rows)):
+                self._post(number % PARITIES, self.kernel.row_part, value, row, partial[value, row], tag)
+
+    def take(self, count: int, number: Expr) -> Any:
+        """Waits for the partials of all parts.
+
+        count  values per row
         Returns registers [count, rows, mine]: the partials of parts q, q + 4, ... for lane q of a quad.
         """
-        kernel, fragment = self.kernel, self.kernel.fragment
-        tag = u32(number) + u32(1)
-        if self.scope == "grid":
-            tag = self._tag_base() + tag
-        parity = number % PARITIES
-        part = kernel.row_part
-        for value in range(count):
-            for row in range(fragment.rows):
-                self._post(parity, part, value, row, partial[value, row], tag)
+        fragment, tag = self.kernel.fragment, self._tag(number)
         mine = -(-self.parts // QUAD)
         got = registers([count, fragment.rows, mine], "float32", "taken")
         for turn in range(mine):
@@ -65,17 +67,19 @@ class Exchange:
                     store(got, f32(0.0), value, row, turn)
             with when(source < self.parts):
                 which = [(value, row) for value in range(count) for row in range(fragment.rows)]
-                slots = [self._slot(parity, source, value, row) for value, row in which]
+                slots = [self._slot(number % PARITIES, source, value, row) for value, row in which]
                 take(self._memory, tag, slots, [got[value, row, turn] for value, row in which])
         return got
 
-    def _tag_base(self) -> Expr:
-        """The tags of this launch begin behind this one.  It is loaded anew for each exchange: the main loop has no register
-        to keep it in."""
-        kernel = self.kernel
+    def _tag(self, number: Expr) -> Expr:
+        """The tag of an exchange.  Those of this launch begin behind the tag base, which is loaded anew for each exchange: the
+        main loop has no register to keep it in."""
+        tag = u32(number) + u32(1)
+        if self.scope != "grid":
+            return tag
         base = registers([1], "uint32", "tag_base")
-        do(T.ptx.ld.shared.u32(base[0], kernel.smem.ptr_to([kernel.layout.mailbox])))
-        return base[0]
+        do(T.ptx.ld.shared.u32(base[0], self.kernel.smem.ptr_to([self.kernel.layout.mailbox])))
+        return base[0] + tag
 
     def _post(self, parity: Expr, part: Expr, value: int, row: int, what: Expr, tag: Expr) -> None:
         kernel, lane = self.kernel, self.kernel.fragment.quad_lane

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm.script import tirx as T
 
-from tvm_comfuse.tir_passes.emit.dsl import Cell, do, loop, unrolled
+from tvm_comfuse.tir_passes.emit.dsl import Cell, do, rolled, unrolled
 from tvm_comfuse.tir_passes.emit.instructions import pin
 from tvm_comfuse.tir_passes.emit.ring import Cursor, release, wait
 from tvm_comfuse.tir_passes.emit.shared import ATOM_BYTES
@@ -20,6 +23,24 @@ M_ROWS = 64
 UNIT = 16
 #: swizzle code of 128 bytes in a matrix descriptor
 SWIZZLE_128B = 3
+
+
+def _alone() -> None:
+    """Nothing runs beside a slot."""
+
+
+@dataclass(frozen=True)
+class Company:
+    """What else a warp group does while its wgmmas run.
+
+    first_slots, beside_first(k)  emitted beside each of the first slots, which are unrolled
+    last_slots, before_last()     emitted once, before the last slots
+    """
+
+    first_slots: int
+    beside_first: Callable[[Expr], None]
+    last_slots: int
+    before_last: Callable[[], None]
 
 
 class MainLoop:
@@ -70,20 +91,33 @@ class MainLoop:
                 )
         do(T.ptx.wgmma.commit_group.sync.aligned())
 
-    def run(self, cursor: Cursor, issued: Any) -> None:
+    def run(self, cursor: Cursor, issued: Any, company: Company) -> None:
         """All slots of one step.  `issued()` emits what happens when the last wgmma is on its way."""
         kernel, slots = self.kernel, self.kernel.geometry.k_slots
-        wait_group = T.ptx.wgmma.wait_group.sync.aligned
-        with loop(slots, "k") as k:
-            wait(kernel.full, cursor.slot.value, cursor.parity.value)
-            self.slot(cursor, k == 0)
-            # the group before this one is complete now: its slot goes back
-            do(wait_group(1))
-            with kernel.when(k > 0):
-                release(kernel.empty, cursor.previous, kernel.thread, kernel.place)
-            cursor.advance(1)
+        first, last = company.first_slots, company.last_slots
+        if first:
+            with unrolled(first, "k") as k:
+                self._slot_and_more(cursor, k, k == 0, partial(company.beside_first, k))
+        with rolled(slots - first - last, "k") as k:
+            self._slot_and_more(cursor, k + first, T.bool(False) if first else k == 0, _alone)
+        # no condition in a loop leads there: what it brings would hold registers in every slot
+        if last:
+            company.before_last()
+            with rolled(last, "k") as k:
+                self._slot_and_more(cursor, k + (slots - last), T.bool(False) if slots > last else k == 0, _alone)
         issued()
-        do(wait_group(0))
+        do(T.ptx.wgmma.wait_group.sync.aligned(0))
         release(kernel.empty, cursor.previous, kernel.thread, kernel.place)
         with unrolled(kernel.accumulators, "i") as i:
             pin(kernel.acc[i])
+
+    def _slot_and_more(self, cursor: Cursor, k: Expr, first: Expr, beside: Any) -> None:
+        kernel = self.kernel
+        wait(kernel.full, cursor.slot.value, cursor.parity.value)
+        self.slot(cursor, first)
+        beside()
+        # the group before this one is complete now: its slot goes back
+        do(T.ptx.wgmma.wait_group.sync.aligned(1))
+        with kernel.when(k > 0):
+            release(kernel.empty, cursor.previous, kernel.thread, kernel.place)
+        cursor.advance(1)

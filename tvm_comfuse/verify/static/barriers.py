@@ -91,7 +91,9 @@ def tally(scene: Scene, uses: Uses, slot: int | None) -> Tally:
     size = scene.index.cluster_size
     arrivals, expected, landed = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64)
     waits = np.zeros((size, scene.index.warp_groups), np.int64)
-    for instruction, at in uses.of(ARRIVE, ARM):
+    for instruction, at in uses.of(ARRIVE):
+        arrivals += _by_rank(scene, instruction, scene.value(instruction.args[1]), *_at_slot(scene, at, slot))
+    for instruction, at in uses.of(ARM):
         arrivals += _by_rank(scene, instruction, *_at_slot(scene, at, slot))
     for instruction, at in uses.of(ARM):
         expected += _by_rank(scene, instruction, scene.value(instruction.args[1]), *_at_slot(scene, at, slot))
