@@ -48,6 +48,8 @@ class Plan:
     w_order          ``rows``: a lane has two of every eight neighbouring columns, as wgmma leaves them;
                      ``quads``: rows of w are loaded in such an order that a lane has eight neighbours of every 32, which
                      global memory takes and gives with one access
+    dependent_launch start before the kernel in front in the stream has ended, and wait for it behind the prologue
+                     (programmatic dependent launch)
     """
 
     tile_m: int
@@ -66,6 +68,7 @@ class Plan:
     fast_math: bool = False
     defer: bool = False
     w_order: str = "rows"
+    dependent_launch: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values."""
@@ -84,6 +87,7 @@ class Plan:
             f"{self.tile_m}x{self.tile_n}x{self.tile_k}, depth {self.pipeline_depth}, {self.layout}{groups}, "
             f"exchange {self.exchange}{cluster}, {self.ctas} CTA{'s' if self.ctas > 1 else ''}"
             f"{', quads' if self.w_order == 'quads' else ''}{', deferred' if self.defer else ''}"
+            f"{', dependent launch' if self.dependent_launch else ''}"
         )
 
     @staticmethod

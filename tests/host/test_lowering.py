@@ -37,6 +37,7 @@ PLANS = {
     "pingpong_multicast": replace(BASE, layout="pingpong", groups_m=1, cluster_m=2),
     "pingpong_tall": replace(BASE, layout="pingpong", groups_m=1, tile_m=128, tile_n=128),
     "global_store": replace(BASE, store=("global",)),
+    "dependent": replace(BASE, dependent_launch=True),
 }
 
 

@@ -23,7 +23,7 @@ def test_json_round_trip() -> None:
 
 def test_optional_fields_have_defaults() -> None:
     values = PLAN.to_dict()
-    for name in ("operands", "store", "fast_math"):
+    for name in ("operands", "store", "fast_math", "dependent_launch"):
         del values[name]
     assert Plan.from_dict(values) == replace(PLAN, operands=(), store=())
 

@@ -80,6 +80,14 @@ FAMILIES = (
     Family("pingpong_multicast", "layer_norm", 640, 128, 192, replace(_PINGPONG, cluster_m=2, ctas=4)),
     Family("global_ragged", "layer_norm", 300, 120, 136, replace(_BASE, operands=("global",), store=("global",))),
     Family("staged_ragged", "layer_norm", 300, 120, 136, replace(_BASE, store=("global",))),
+    Family(
+        "dependent_ragged",
+        "layer_norm",
+        300,
+        120,
+        136,
+        replace(_BASE, exchange="grid", cluster_n=1, operands=("global",), dependent_launch=True),
+    ),
     Family("softmax", "softcap_softmax", 384, 128, 192, replace(_BASE, operands=())),
     Family("elementwise", "bias_gelu", 384, 128, 192, replace(_BASE, operands=(), exchange="none", cluster_n=1)),
 )
