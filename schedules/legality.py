@@ -14,7 +14,7 @@ from tvm_comfuse.refusal import Refusal
 from .device import Device
 from .footprint import row_parts, shared_memory
 from .plan import EXCHANGE_SCOPES, LAYOUTS, MMA_GROUPS, PLACEMENTS, W_ORDERS, Plan
-from .spec import ClusterSpec
+from .spec import ClusterSpec, rounds
 
 TILE_ROWS = (64, 128)
 #: columns of a 128-byte swizzled tile of half values, and so the step of tile_n and tile_k
@@ -32,8 +32,8 @@ MAX_CLUSTER = 8
 MAX_PARAMETERS = 16
 MATRIX_DTYPES = ("bfloat16", "float16")
 STREAM_DTYPES = ("bfloat16", "float16", "float32")
-#: slots of a main loop before the first deferred box: partials must have had time to arrive
-DEFER_SLOTS = 2
+#: slots between sending partials and taking those of others: they must have had time to arrive
+EXCHANGE_SLOTS = 3
 #: slots before the end of a main loop at which operands of the stages are asked for
 EARLY_SLOTS = 2
 #: columns that a quad of lanes has together with w_order quads, eight each
@@ -228,6 +228,17 @@ def box_rows(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]
         )
 
 
+def resident(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """A CTA that keeps its W loads it alone; `memory` says whether it fits."""
+    if plan.w_resident and plan.cluster_m > 1:
+        yield Refusal(
+            "resident-multicast",
+            "w_resident goes with cluster_m 1: W is loaded once, so there is nothing to share",
+            {"w_resident": plan.w_resident, "cluster_m": plan.cluster_m},
+            "set cluster_m to 1 or w_resident to false",
+        )
+
+
 def groups(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
     """Two groups: 1 x 1 each with its own tile (pingpong), or 2 x 1 or 1 x 2 of one tile (cooperative)."""
     at = (plan.groups_m, plan.groups_n)
@@ -272,7 +283,8 @@ def memory(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
             "shared-memory",
             f"a CTA of {device.name} has {device.shared_memory} bytes of shared memory",
             {**parts, "total": total},
-            f"{_depths_that_fit(plan, spec, device)}; or place an operand or output in global memory",
+            f"{_depths_that_fit(plan, spec, device)}; or place an operand or output in global memory"
+            + ("; or set w_resident to false" if plan.w_resident else ""),
         )
 
 
@@ -318,19 +330,24 @@ def deferral(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]
             "place every operand and output in global memory, or set defer to false",
         )
     slots = math.ceil(spec.k / plan.tile_k)
-    if slots < deferred_slots(plan):
+    if spec.reductions and slots < deferred_slots(plan, spec):
         yield Refusal(
             "defer-slots",
-            "a main loop must have a slot for each box of 64 columns of the deferred tile, and some besides",
-            {"K": spec.k, "slots": slots, "needed": deferred_slots(plan)},
+            "a main loop must have a slot for each part of the deferred work, and some for the partials to arrive",
+            {"K": spec.k, "slots": slots, "needed": deferred_slots(plan, spec)},
             "set defer to false",
         )
 
 
-def deferred_slots(plan: Plan) -> int:
-    """Slots of a main loop that a deferred tail needs: those beside which it runs, and those from which on the operands of
-    the next head come."""
-    return DEFER_SLOTS + plan.tile_n // ATOM_COLUMNS + EARLY_SLOTS
+def deferred_slots(plan: Plan, spec: ClusterSpec) -> int:
+    """Slots of a main loop that the deferred part of a step needs.
+
+    One for each pass of the last round and for each box of 64 columns of the tail, those in between for the partials to
+    arrive, and those from which on the operands of the next head come.
+    """
+    pair = any(reduction.merge is not None for reduction in rounds(spec)[-1])
+    wait = 1 if plan.exchange == "warp" else EXCHANGE_SLOTS
+    return (2 if pair else 1) + wait + plan.tile_n // ATOM_COLUMNS + EARLY_SLOTS
 
 
 def exchange(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
@@ -440,6 +457,7 @@ CLAUSES: tuple[Clause, ...] = (
     tile_sizes,
     accumulators,
     box_rows,
+    resident,
     groups,
     depth,
     memory,

@@ -26,6 +26,7 @@ from tvm_comfuse.tir_passes.emit.shared import ALIGNMENT, SharedLayout
 from tvm_comfuse.tir_passes.emit.staging import StagingTiles
 from tvm_comfuse.tir_passes.emit.steps import Steps
 from tvm_comfuse.tir_passes.emit.tensormaps import quad_map, tensor_map
+from tvm_comfuse.tir_passes.emit.w_tiles import w_tiles
 from tvm_comfuse.tir_passes.emit.workspace import Workspace
 
 WARP_GROUP = 128
@@ -183,8 +184,8 @@ class Kernel:
     @property
     def tensor_maps(self) -> list[Any]:
         """Every tensor map, those that are needed first in front."""
-        staged = [slot.map for slot in [*self.staging.operand_tiles, *self.staging.store_tiles]]
-        return [self.a_map, self.w_map, *staged]
+        others = [slot.map for slot in [*self.staging.operands, *self.staging.stores] if slot.map is not None]
+        return [self.a_map, self.w_map, *others]
 
     def _identify(self) -> None:
         size = self.geometry.cluster_size
@@ -208,6 +209,7 @@ class Kernel:
         tiles = max(MMA_GROUPS * self.staging.count, 1)
         self.full = ring.barriers("full", self.plan.pipeline_depth)
         self.empty = ring.barriers("empty", self.plan.pipeline_depth)
+        self.w_tiles = w_tiles(self)
         self.tile_full = ring.barriers("tile_full", tiles)
         self.tile_empty = ring.barriers("tile_empty", tiles)
         self.tile_ready = ring.barriers("tile_ready", MMA_GROUPS)
@@ -244,6 +246,7 @@ class Kernel:
             for slot in range(self.plan.pipeline_depth):
                 ring.init(self.full, slot, 1)
                 ring.init(self.empty, slot, consumers * self.plan.cluster_m)
+            self.w_tiles.init()
             for group in range(MMA_GROUPS):
                 ring.init(self.tile_ready, group, WARP_GROUP)
                 if self.tile_next is not None:
@@ -313,7 +316,7 @@ class Kernel:
         with loop((self.place.steps - first + (stride - 1)) // stride, "use") as use:
             step = use * stride + first
             self._await_turn(step)
-            main_loop.run(cursor, lambda: self._give_turn(step), steps.company(step, use))
+            main_loop.run(cursor, step, lambda: self._give_turn(step), steps.company(step, use))
             if self.geometry.pingpong:
                 cursor.advance(self.geometry.k_slots)
             self._await_tags(use)

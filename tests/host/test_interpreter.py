@@ -35,7 +35,12 @@ def test_every_kind_of_plan_in_many_orders(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [("cooperative_multicast", "bfloat16"), ("pingpong_ragged", "float16"), ("pingpong_narrow", "bfloat16")],
+    [
+        ("cooperative_multicast", "bfloat16"),
+        ("pingpong_ragged", "float16"),
+        ("pingpong_narrow", "bfloat16"),
+        ("pingpong_resident", "bfloat16"),
+    ],
 )
 @pytest.mark.parametrize("example", [name for name in PLACEMENTS if name != "layer_norm"])
 def test_every_example(example: str, kind: str, dtype: str) -> None:

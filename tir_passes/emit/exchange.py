@@ -57,8 +57,8 @@ class Exchange:
         count  values per row
         Returns registers [count, rows, mine]: the partials of parts q, q + 4, ... for lane q of a quad.
         """
-        fragment, tag = self.kernel.fragment, self._tag(number)
-        mine = -(-self.parts // QUAD)
+        fragment = self.kernel.fragment
+        mine, tag = -(-self.parts // QUAD), self._tag(number)
         got = registers([count, fragment.rows, mine], "float32", "taken")
         for turn in range(mine):
             source = fragment.quad_lane + turn * QUAD
@@ -72,14 +72,17 @@ class Exchange:
         return got
 
     def _tag(self, number: Expr) -> Expr:
-        """The tag of an exchange.  Those of this launch begin behind the tag base, which is loaded anew for each exchange: the
-        main loop has no register to keep it in."""
-        tag = u32(number) + u32(1)
-        if self.scope != "grid":
-            return tag
+        # not the sum of two conversions: TVM's analyzer takes the number of a step before for a negative one
+        tag = u32(number + 1)
+        return self._tag_base() + tag if self.scope == "grid" else tag
+
+    def _tag_base(self) -> Expr:
+        """The tags of this launch begin behind this one.  It is loaded anew for each exchange: the main loop has no register
+        to keep it in."""
+        kernel = self.kernel
         base = registers([1], "uint32", "tag_base")
-        do(T.ptx.ld.shared.u32(base[0], self.kernel.smem.ptr_to([self.kernel.layout.mailbox])))
-        return base[0] + tag
+        do(T.ptx.ld.shared.u32(base[0], kernel.smem.ptr_to([kernel.layout.mailbox])))
+        return base[0]
 
     def _post(self, parity: Expr, part: Expr, value: int, row: int, what: Expr, tag: Expr) -> None:
         kernel, lane = self.kernel, self.kernel.fragment.quad_lane

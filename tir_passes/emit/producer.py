@@ -21,7 +21,7 @@ Expr = Any
 
 
 def fill_ring(kernel: Any) -> None:
-    """Warp 0: for each step and slot, wait until it is empty, arm it, load A and this CTA's share of B."""
+    """Warp 0: for each step and slot, wait until it is empty, arm it, load A and, where it is due, this CTA's share of B."""
     geometry, plan, place = kernel.geometry, kernel.plan, kernel.place
     cursor = Cursor(plan.pipeline_depth, 1, "fill")
     with loop(place.steps, "step") as step, loop(geometry.k_slots, "k") as k:
@@ -31,7 +31,8 @@ def fill_ring(kernel: Any) -> None:
         barrier = kernel.full.ptr_to([cursor.slot.value])
         depth = k * plan.tile_k
         do(T.ptx[TMA_LOAD](kernel.smem.ptr_to([base]), _address(kernel.a_map), depth, place.row(step), barrier))
-        _load_b(kernel, base + kernel.layout.a_bytes, depth, barrier)
+        with kernel.w_tiles.filled(step, k, cursor.slot.value, barrier) as (b_base, b_barrier):
+            _load_b(kernel, b_base, depth, b_barrier)
         _bring_operands(kernel, step, k)
         _operands_ahead(kernel, step, k)
         cursor.advance(1)

@@ -1,6 +1,7 @@
 """The layout of a CTA's dynamic shared memory.
 
-From low to high: the ring of A and B tiles, the staging tiles of the MMA warp groups, [N]-vectors as float32, mailboxes.
+From low to high: the ring of A and B tiles, the B tiles of a W that stays, the staging tiles of the MMA warp groups,
+[N]-vectors as float32, mailboxes.
 Tiles that TMA touches start at multiples of 1024 bytes, as the 128-byte swizzle wants.
 """
 
@@ -35,13 +36,13 @@ class SharedLayout:
 
     @property
     def b_bytes(self) -> int:
-        """The B tile of a slot."""
+        """One B tile: of a slot, or of a W that stays."""
         return self.geometry.plan.cta_columns * ATOM_BYTES
 
     @property
     def slot_bytes(self) -> int:
         """One slot of the ring."""
-        return self.a_bytes + self.b_bytes
+        return self.a_bytes if self.geometry.plan.w_resident else self.a_bytes + self.b_bytes
 
     @property
     def tile_bytes(self) -> int:
@@ -49,9 +50,14 @@ class SharedLayout:
         return self.geometry.plan.tile_m * self.geometry.plan.tile_n * 2
 
     @property
+    def resident_w(self) -> int:
+        """Offset of the B tiles of a W that stays, behind the ring."""
+        return self.geometry.plan.pipeline_depth * self.slot_bytes
+
+    @property
     def staging(self) -> int:
         """Offset of the staging tiles."""
-        return self.geometry.plan.pipeline_depth * self.slot_bytes
+        return self.resident_w + (self.geometry.k_slots * self.b_bytes if self.geometry.plan.w_resident else 0)
 
     def tile(self, group: Expr, index: int) -> Expr:
         """Offset of staging tile `index` of an MMA warp group."""

@@ -7,21 +7,29 @@ short of (wgmma reads 80 bytes a cycle and TMA writes 48 of the 128 that it can 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tvm.script import tirx as T
 
-from tvm_comfuse.schedules.legality import DEFER_SLOTS, EARLY_SLOTS, QUAD_COLUMNS
-from tvm_comfuse.schedules.split import head_blocks, last_round, tail_stages
+from tvm_comfuse.schedules.legality import EARLY_SLOTS, QUAD_COLUMNS, deferred_slots
+from tvm_comfuse.schedules.split import head_blocks, last_round, tail_blocks, tail_stages
 from tvm_comfuse.tir_passes.emit import operands, ring
-from tvm_comfuse.tir_passes.emit.dsl import Cell, do, unrolled, when
+from tvm_comfuse.tir_passes.emit.dsl import Cell, do, f32, store, unrolled, when
 from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, Fragment
 from tvm_comfuse.tir_passes.emit.held import InAccumulators, InParked, Parked
 from tvm_comfuse.tir_passes.emit.instructions import opaque
 from tvm_comfuse.tir_passes.emit.mma import Company
-from tvm_comfuse.tir_passes.emit.reduce import reduce_across, reduce_local
+from tvm_comfuse.tir_passes.emit.reduce import (
+    post_partials,
+    reduce_across,
+    reduce_firsts,
+    reduce_local,
+    reduce_seconds,
+    seconds,
+)
 from tvm_comfuse.tir_passes.emit.stages import Action, RowValues, Stages
 
 Expr = Any
@@ -74,10 +82,9 @@ class Steps:
             number, members = self._round(stage, use)
             actions = self._carry(stages, stage)
             if self.parked is None:
-                reduce_local(self.kernel, stages, members, actions, [], number, None)
+                reduce_local(self.kernel, stages, members, actions, number)
             else:
-                park = [stages.park(self.parked)]
-                reduce_local(self.kernel, stages, members, actions, park, number, self.parked.offsets)
+                self._park(stages, actions, members)
         return stages
 
     def row_values(self, stages: Stages, use: Expr) -> None:
@@ -106,7 +113,7 @@ class Steps:
             reduce_local(self.kernel, stages, members, actions, [], number)
             reduce_across(self.kernel, stages, members, number)
         else:
-            stages.sweep(actions)
+            stages.sweep([actions])
         self._outputs(stages, stage.outputs, use, late=True)
 
     def _carry(self, stages: Stages, stage: Any) -> list[Action]:
@@ -142,38 +149,77 @@ class Steps:
             return
         slot = staging.store_of(output.block)
         if slot is None:
-            stages.sweep([stages.send_global(block, buffer)])
+            stages.sweep([[stages.send_global(block, buffer)]])
             return
         nth, again = staging.store_tiles.index(slot), len(staging.store_tiles) - 1
         if nth > 0:
             ring.wait(kernel.tile_next, kernel.group, (use * again + nth - 1) % 2)
         elif not staging.loaded(slot.tile):
             ring.wait(kernel.tile_empty, kernel.tile_barrier(kernel.group, slot.tile), (use + 1) % 2)
-        stages.sweep([stages.send_tile(block, str(buffer.dtype), slot.tile)])
+        stages.sweep([[stages.send_tile(block, str(buffer.dtype), slot.tile)]])
         do(T.ptx.fence.proxy.async_.shared__cta())
         ring.arrive(kernel.tile_ready, kernel.group)
 
     # --- beside the main loop -----------------------------------------------------------------------------------------
 
+    def _park(self, stages: Stages, actions: list[Action], members: list[Any]) -> None:
+        """The head's last pass if the tail is deferred: the carried value waits, and with it the whole last round.
+
+        A round with a pair of reductions looks at differences from the first's row value; an offset near it makes them exact.
+        """
+        pair = seconds(members)
+        if pair:
+            (op,) = {member.op for member in members if member.block == pair[0].merge_with}
+            actions = [*actions, stages.observe(op, self.parked)]
+        else:
+            for row in range(stages.fragment.rows):
+                store(self.parked.offsets, f32(0.0), row)
+        stages.sweep([actions, [stages.park(self.parked)]])
+
     def company(self, step: Expr, use: Expr) -> Company:
-        """What runs beside a step's main loop: of the step before, the row values, then a box of the tail with each slot; of
-        this step, the first operands of the head."""
-        first = DEFER_SLOTS + self.rows.fragment.boxes if self.parked else 0
+        """What runs beside a step's main loop: of the step before, the last round and the tail; of this step, the first
+        operands of the head."""
+        first = deferred_slots(self.kernel.plan, self.spec) - EARLY_SLOTS if self.parked else 0
         last = min(EARLY_SLOTS, self.kernel.geometry.k_slots) if self.kernel.early else 0
         return Company(first, partial(self._beside_first, step, use), last, partial(self._load_early, step))
 
     def _beside_first(self, step: Expr, use: Expr, k: Expr) -> None:
+        taken = deferred_slots(self.kernel.plan, self.spec) - EARLY_SLOTS - self.rows.fragment.boxes
         with when(use > 0):
-            with when(k == DEFER_SLOTS - 1):
+            for slot, part in enumerate(self._round_parts()):
+                with when(k == slot):
+                    part(step - 1, use - 1)
+            with when(k == taken - 1):
                 self._begin_tail(step - 1, use - 1)
-            with when(k >= DEFER_SLOTS):
-                self._tail_of_box(step - 1, use - 1, k - DEFER_SLOTS)
+            with when(k >= taken):
+                self._tail_of_box(step - 1, use - 1, k - taken)
+
+    def _round_parts(self) -> list[Callable[[Expr, Expr], None]]:
+        """The passes of the deferred round, each for a slot; the last one sends the partials."""
+
+        def firsts(step: Expr, use: Expr) -> None:
+            stages = self._stages(lambda: InParked(self.kernel, self.parked), step)
+            operands.load_columns(self.kernel, self.columns, step)
+            number, members = self._round(self.spec.stages[self.cut], use)
+            reduce_firsts(self.kernel, stages, members, [])
+            if not seconds(members):
+                post_partials(self.kernel, stages, members, number)
+
+        def further(step: Expr, use: Expr) -> None:
+            stages = self._stages(lambda: InParked(self.kernel, self.parked), step)
+            number, members = self._round(self.spec.stages[self.cut], use)
+            reduce_seconds(self.kernel, stages, members)
+            post_partials(self.kernel, stages, members, number)
+
+        return [firsts, further] if seconds(self.rounds[-1]) else [firsts]
 
     def last_tail(self, steps: Expr) -> None:
         """The tail of the last step, which no main loop follows."""
         if self.parked is None:
             return
         with when(steps > 0):
+            for part in self._round_parts():
+                part(steps - 1, steps - 1)
             self._begin_tail(steps - 1, steps - 1)
             with unrolled(self.rows.fragment.boxes, "box") as box:
                 self._tail_of_box(steps - 1, steps - 1, box)
@@ -207,15 +253,17 @@ class Steps:
         return [stages.send_global(self.kernel.blocks[output.block], self.kernel.buffers[output.index])]
 
     def _early_operands(self) -> dict[int, operands.Eights]:
-        """Registers for the first operand that the head reads from global memory; there is room for one.
+        """Registers for the first operand that the stages behind the main loop read from global memory; there is room for one.
 
         It is asked for before the main loop's last products are there: their wait hides its latency.
         """
         kernel = self.kernel
         kernel.fragment = self.rows.fragment
-        head = head_blocks(self.spec)
+        soon = head_blocks(self.spec)
+        if self.parked is None:
+            soon |= tail_blocks(self.spec)
         for index, operand in enumerate(kernel.tiles):
-            if operands.reads_eights(kernel, index) and not head.isdisjoint(operand.readers):
+            if operands.reads_eights(kernel, index) and not soon.isdisjoint(operand.readers):
                 dtype, groups = str(operand.buffer.dtype), kernel.plan.tile_n // QUAD_COLUMNS
                 return {index: operands.Eights(kernel, dtype, groups, None)}
         return {}

@@ -27,8 +27,8 @@ def quad_map(name: str, buffer: Any, box_rows: int) -> Any:
     The fields e, q, c and the number of the 32 rows are dimensions of their own, in the order they shall have.
     """
     rows, columns = buffer.shape
-    sizes = [columns, 2, 4, 4, rows // QUAD_COLUMNS]
-    return _encode(name, buffer, sizes, [columns, 8 * columns, 2 * columns, QUAD_COLUMNS * columns], [2, 4, 4, box_rows // QUAD_COLUMNS])
+    sizes, box = [columns, 2, 4, 4, rows // QUAD_COLUMNS], [2, 4, 4, box_rows // QUAD_COLUMNS]
+    return _encode(name, buffer, sizes, [stride * columns for stride in (1, 8, 2, QUAD_COLUMNS)], box)
 
 
 def _encode(name: str, buffer: Any, sizes: list[Any], strides: list[Any], box: list[int]) -> Any:

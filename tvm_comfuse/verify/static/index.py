@@ -348,7 +348,9 @@ def _as_matrix_load(operands: tuple[Any, ...]) -> tuple[Any, ...]:
     """A load by a map whose rows are split into parts, as one of a matrix: it begins at whole values of the last part."""
     smem, tensor_map, column, *inner, last, barrier = operands[:8]
     if any(not isinstance(part, tirx.IntImm) or int(part) != 0 for part in inner):
-        raise LoweringError("a load that begins at 0 in all inner parts of a row number", str(inner), "see emit/producer.py")
+        raise LoweringError(
+            "a load that begins at 0 in all inner parts of a row number", str(inner), "see emit/producer.py"
+        )
     return (smem, tensor_map, column, last * QUAD_ROWS, barrier, *operands[8:])
 
 

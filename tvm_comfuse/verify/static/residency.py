@@ -77,19 +77,16 @@ def _enter(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
 
 
 def _entered(index: KernelIndex, scene: Scene, enter: Instruction) -> Iterator[Finding]:
-    """Whoever writes to the mailboxes waits before for a barrier at which the thread that entered arrives.
-
-    A partial is taken behind the post of one's own, but it may stand in front of it in the program: in the next iteration.
-    """
+    """Whoever uses the mailboxes waits for a barrier at which the thread that entered arrives."""
     arrives = [i for i in index.named(ARRIVE) if i.order > enter.order and i.nest == enter.nest]
     barriers = {accessed(i.args[0])[0] for i in arrives}
     waits = [i for i in index.named(WAIT) if accessed(i.args[0])[0] in barriers]
-    for post in index.named(POST):
-        covered = {group for wait in waits if wait.order < post.order for group in scene.groups(wait)}
-        missing = [group for group in scene.groups(post) if group not in covered]
+    for user in sorted([*index.named(POST), *index.takes("grid")], key=lambda i: i.order):
+        covered = {group for wait in waits if _comes_before(scene, wait, user) for group in scene.groups(wait)}
+        missing = [group for group in scene.groups(user) if group not in covered]
         if missing:
             text = f"warp groups {missing} use the mailboxes before anything tells them that their launch owns these"
-            yield Finding("grid-enter", post.shown, text, {"warp_groups": missing})
+            yield Finding("grid-enter", user.shown, text, {"warp_groups": missing})
             return
 
 
@@ -117,3 +114,11 @@ def _leave(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
     if used >= tags:
         text = f"this launch uses tags up to base + {used}, and the next one's base is {tags} further: they collide"
         yield Finding("grid-tags", leave.shown, text, {"used": used, "tags": tags})
+
+
+def _comes_before(scene: Scene, wait: Instruction, user: Instruction) -> bool:
+    """In program order; or in the first round of a loop around both, where the user does not run in that round."""
+    if wait.order < user.order:
+        return True
+    shared = [loop for loop in wait.loops if loop in user.loops]
+    return any(not scene.count(user, (), scene.value(loop.variable) == 0).any() for loop in shared)
