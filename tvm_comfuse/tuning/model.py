@@ -1,0 +1,124 @@
+"""The cost model: XGBoost learns by what factor a measured time is off the estimate.
+
+The estimate (``schedules.cost``) knows nothing of a machine's moods, but it is right about sizes: what is left to learn
+is small, alike between tasks, and learnt from few measurements.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tvm.ir.utils import derived_object
+from tvm.s_tir.meta_schedule.cost_model.xgb_model import FeatureGroup
+
+from tvm_comfuse.errors import ModelError
+from tvm_comfuse.schedules.device import Device
+from tvm_comfuse.schedules.plan import Plan
+from tvm_comfuse.schedules.spec import analyze
+from tvm_comfuse.tuning.features import PlanFeatures, roofline
+from tvm_comfuse.tuning.metaschedule import meta_schedule as ms
+from tvm_comfuse.tuning.space import Space
+
+#: seconds from which on a result is no measurement: MetaSchedule's mark of a failure is 1e10
+_FAILED = 1e6
+#: shallow trees and few of them: there are some dozens of measurements, and the factors lie within 2 of one another
+_BOOSTER = {
+    "max_depth": 4,
+    "eta": 0.1,
+    "min_child_weight": 1.0,
+    "lambda": 1.0,
+    "subsample": 0.9,
+    "colsample_bytree": 0.5,
+    "objective": "reg:squarederror",
+    "seed": 0,
+    "nthread": 1,
+}
+_ROUNDS = 120
+_VERSION = 1
+
+
+@derived_object
+class PlanModel(ms.cost_model.XGBModel._cls):
+    """MetaSchedule's XGBoost model with another target and without a warm-up.
+
+    Scores are the roofline's time over the predicted one, so in 0 to 1 and comparable between calls.  Without any
+    measurement the prediction is the estimate.  Groups, updates and grouping by workload are those of TVM's model.
+    """
+
+    def __init__(self, device: Device):
+        super().__init__(extractor=PlanFeatures(device), num_warmup_samples=0, adaptive_training=False)
+        self.device = device
+
+    def predict(self, context: Any, candidates: list[Any]) -> np.ndarray:
+        """Scores of scheduled candidates."""
+        arrays = [array.numpy() for array in self.extractor.extract_from(context, candidates)]
+        return self._scores(context, arrays)
+
+    def rank(self, context: Any, space: Space, plans: Iterable[Plan]) -> np.ndarray:
+        """Scores of legal plans of a space, which need not be scheduled."""
+        return self._scores(context, self.extractor.of_plans(context, space, plans))
+
+    def save(self, path: str) -> None:
+        """Writes the measurements with their features; trees are grown again when they are loaded."""
+        groups = {
+            name: {"features": [x.tolist() for x in group.features], "seconds": [float(c) for c in group.costs]}
+            for name, group in self.data.items()
+        }
+        Path(path).write_text(json.dumps({"version": _VERSION, "groups": groups}))
+
+    def load(self, path: str) -> None:
+        """Reads what `save` wrote, in the place of what was known.  Raises ModelError for anything else."""
+        try:
+            values = json.loads(Path(path).read_text())
+            if values["version"] != _VERSION:
+                raise ValueError(f"version {values['version']}")
+            data = OrderedDict()
+            for name, group in values["groups"].items():
+                features = [np.array(x, "float32") for x in group["features"]]
+                data[name] = FeatureGroup(name, features, np.array(group["seconds"], "float32"))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            hint = "leave it out: the model learns again from the tuning records"
+            raise ModelError("a cost model written by save", f"{path}: {error}", hint) from error
+        self.data, self.data_size = data, sum(len(group.costs) for group in data.values())
+        self._train([], np.array([]))
+
+    def _train(self, xs: list[np.ndarray], ys: np.ndarray) -> None:
+        """Grows the trees from all groups.  The arguments are what TVM's model would learn from, and not used."""
+        import xgboost as xgb
+
+        rows, targets = [], []
+        for group in self.data.values():
+            good = [n for n, cost in enumerate(group.costs) if cost < _FAILED]
+            if len(good) < 2:
+                continue
+            vectors = [_vector(group.features[n]) for n in good]
+            off = np.array([math.log(group.costs[n]) for n in good]) - [vector[0] for vector in vectors]
+            rows += vectors
+            # what a whole task is off by does not order its candidates
+            targets += list(off - np.median(off))
+        self.booster = None
+        if rows:
+            self.booster = xgb.train(_BOOSTER, xgb.DMatrix(np.array(rows), label=np.array(targets)), _ROUNDS)
+
+    def _scores(self, context: Any, arrays: list[np.ndarray]) -> np.ndarray:
+        import xgboost as xgb
+
+        if not arrays:
+            return np.zeros(0)
+        vectors = np.array([_vector(array) for array in arrays])
+        logs = vectors[:, 0].astype("float64")
+        if self.booster is not None:
+            logs = logs + self.booster.predict(xgb.DMatrix(vectors))
+        (func,) = (func for _, func in context.mod.functions_items())
+        return roofline(analyze(func), self.device) / np.exp(logs)
+
+
+def _vector(array: np.ndarray) -> np.ndarray:
+    """One row for a candidate: the plan's numbers are the same in every row, TVM's are averaged over the stores."""
+    return np.asarray(array, "float32").mean(axis=0)
