@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tvm_comfuse.runtime import Compiled
     from tvm_comfuse.schedules.plan import Plan
     from tvm_comfuse.target import parse_target
+    from tvm_comfuse.tuning.api import tune
 
 #: public name -> module that defines it; imported at first use
 _LAZY = {
@@ -45,6 +46,7 @@ _LAZY = {
     "explain": "tvm_comfuse.explanation",
     "load": "tvm_comfuse.build",
     "parse_target": "tvm_comfuse.target",
+    "tune": "tvm_comfuse.tuning.api",
 }
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "explain",
     "load",
     "parse_target",
+    "tune",
 ]
 
 

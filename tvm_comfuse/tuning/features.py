@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,16 @@ from tvm_comfuse.tuning.space import Space
 #: words of a field, in an order: each is a column of its own
 WORDS = {"exchange": EXCHANGE_SCOPES, "layout": LAYOUTS, "operands": PLACEMENTS, "store": PLACEMENTS}
 #: fields that leave the loops as they are, and what they are set to where the loops are all that matters
-NOT_IN_LOOPS = {"pipeline_depth": 2, "ctas": 1, "cluster_m": 1, "cluster_n": 1, "exchange": "none", "fast_math": False}
+NOT_IN_LOOPS: dict[str, Any] = {
+    "pipeline_depth": 2,
+    "ctas": 1,
+    "cluster_m": 1,
+    "cluster_n": 1,
+    "exchange": "none",
+    "operands": (),
+    "store": (),
+    "fast_math": False,
+}
 #: the first column of a plan's numbers: log of the cost model's estimate in microseconds
 ESTIMATE = "estimate.total"
 
@@ -110,7 +120,7 @@ class PlanFeatures(ms.feature_extractor.PyFeatureExtractor):
         (func,) = (func for _, func in context.mod.functions_items())
         spec = analyze(func)
         plans = [plan_of(candidate.sch.mod["main"]) for candidate in candidates]
-        schedules = [lambda c=candidate: c.sch for candidate in candidates]
+        schedules = [partial(getattr, candidate, "sch") for candidate in candidates]
         return [tvm.runtime.tensor(row) for row in self._rows(context, spec, plans, schedules)]
 
     def of_plans(self, context: Any, space: Space, plans: Iterable[Plan]) -> list[np.ndarray]:
@@ -118,7 +128,7 @@ class PlanFeatures(ms.feature_extractor.PyFeatureExtractor):
         from tvm_comfuse.tuning.rules import schedule_at
 
         plans = list(plans)
-        schedules = [lambda p=plan: schedule_at(context.mod, space, space.legal[p]) for plan in plans]
+        schedules = [partial(schedule_at, context.mod, space, space.legal[plan]) for plan in plans]
         return self._rows(context, space.spec, plans, schedules)
 
     def columns(self, plan: Plan, spec: ClusterSpec) -> list[str]:
@@ -126,7 +136,7 @@ class PlanFeatures(ms.feature_extractor.PyFeatureExtractor):
         return list(numbers(plan, spec, self.device)) if self.ours else []
 
     def _rows(
-        self, context: Any, spec: ClusterSpec, plans: list[Plan], schedules: list[Callable[[], Any]]
+        self, context: Any, spec: ClusterSpec, plans: list[Plan], schedules: Sequence[Callable[[], Any]]
     ) -> list[np.ndarray]:
         workload = tvm_ffi.structural_hash(context.mod) if self.stock else 0
         rows = []
@@ -138,8 +148,7 @@ class PlanFeatures(ms.feature_extractor.PyFeatureExtractor):
 
     def _loops(self, context: Any, workload: int, plan: Plan, schedule: Callable[[], Any]) -> np.ndarray:
         """TVM's features: an array [stores, columns]."""
-        words = {name: ("tma",) * len(getattr(plan, name)) for name in ("operands", "store")}
-        key = (workload, replace(plan, **NOT_IN_LOOPS, **words))
+        key = (workload, replace(plan, **NOT_IN_LOOPS))
         if key not in self._known:
             candidate = ms.MeasureCandidate(schedule(), [])
             self._known[key] = self._stock.extract_from(context, [candidate])[0].numpy()

@@ -93,7 +93,6 @@ class RankedSearch(ms.search_strategy.PySearchStrategy):
             raise PlanError("a cluster that has a legal plan", str(space), "do not tune it")
         self._space, self._left, self._size = space, max_trials, num_trials_per_iter
         self._chance = random.Random(self._seed)
-        self._args = ms.arg_info.ArgInfo.from_entry_func(self._context.mod) if space.spec.m is not None else []
         self._proposed = _known_plans(database, self._context.mod)
 
     def post_tuning(self) -> None:
@@ -112,7 +111,7 @@ class RankedSearch(ms.search_strategy.PySearchStrategy):
         chosen = leading + pick(ranked, known, family, size - len(leading), self._chance)
         self._proposed += chosen
         self._left -= len(chosen)
-        return [self.candidate(plan) for plan in chosen] or None
+        return [candidate_for(self._context.mod, self._space, plan) for plan in chosen] or None
 
     def notify_runner_results(self, measure_candidates: list[Any], results: list[Any]) -> None:
         """The cost model learns of them by itself."""
@@ -121,9 +120,14 @@ class RankedSearch(ms.search_strategy.PySearchStrategy):
         """One for another task."""
         return RankedSearch(self._device, self._model, self._seed)
 
-    def candidate(self, plan: Plan) -> Any:
-        """The measure candidate of a legal plan."""
-        return ms.MeasureCandidate(schedule_at(self._context.mod, self._space, self._space.legal[plan]), self._args)
+    def exclude(self, plans: Sequence[Plan]) -> None:
+        """Plans that are not to be proposed, after pre_tuning."""
+        self._proposed += plans
+
+
+def candidate_for(mod: Any, space: Space, plan: Plan) -> Any:
+    """MetaSchedule's measure candidate of a legal plan."""
+    return ms.MeasureCandidate(schedule_at(mod, space, space.legal[plan]), [])
 
 
 def _known_plans(database: Any, mod: Any) -> list[Plan]:

@@ -1,0 +1,42 @@
+"""The process that launches candidates:  python -m tvm_comfuse.tuning.measure
+
+{"task": a key, "func", "target", "rows"} describes a task; the answer is {"product_us"}, the time of the bare product, or
+{"failure"}.  After it {"task", "library", "reference"} is answered by {"measured": {...}}.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from tvm_comfuse.worker import serve
+
+
+def main() -> int:
+    """Serve until standard input ends; the exit status."""
+    sessions: dict[str, Any] = {}
+    for request, answers in serve():
+        answers.send(answer(request, sessions))
+    return 0
+
+
+def answer(request: dict[str, Any], sessions: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a request; sessions of tasks by key are kept in `sessions`."""
+    key = request["task"]
+    if "func" not in request:
+        return {"measured": asdict(sessions[key].measure(request["library"], request["reference"]))}
+    import tvm
+
+    from tvm_comfuse.tuning.session import Session
+
+    try:
+        func, target = (tvm.ir.load_json(request[name]) for name in ("func", "target"))
+        sessions[key] = Session(func, request["rows"], target)
+        return {"product_us": sessions[key].product_us()}
+    except Exception as error:  # out of memory, no such device: the parent says so
+        return {"failure": f"{type(error).__name__}: {str(error).strip()[-600:]}"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
