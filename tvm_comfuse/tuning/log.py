@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tvm_comfuse.errors import PlanError
 from tvm_comfuse.schedules.plan import Plan
 
 NAME = "tuning.jsonl"
+#: reasons that say more of the machine than of the plan
+PASSING = ("died", "load")
 
 
 class Log:
@@ -41,6 +45,9 @@ class Log:
         """Plans of a task (by its key) that failed in an earlier search: they are not tried again."""
         found = []
         for event in self.events():
-            if event.get("event") == "failed" and (event.get("task"), event.get("target")) == (task, target):
-                found.append(Plan.from_dict(event["plan"]))
+            if event.get("event") != "failed" or event.get("reason") in PASSING:
+                continue
+            if (event.get("task"), event.get("target")) == (task, target):
+                with suppress(PlanError):  # of a version with other fields
+                    found.append(Plan.from_dict(event["plan"]))
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,8 @@ class Record:
     seconds   one entry a repetition, corrected for the drift of the device's clock
     rows      M of the measurement
     args      MetaSchedule's description of the arguments
-    errors    relative error of each output against float64
+    error     relative error against float64, and what it may be, of the worst output; NaN where it was not kept
+    allowed
     """
 
     workload: tvm.IRModule
@@ -35,7 +37,8 @@ class Record:
     target: Target
     rows: int
     args: tuple[Any, ...] = ()
-    errors: tuple[tuple[str, float], ...] = ()
+    error: float = math.nan
+    allowed: float = math.nan
 
     @property
     def us(self) -> float:

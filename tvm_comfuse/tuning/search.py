@@ -247,6 +247,8 @@ class Search:
         self._finish_batches(progress)
 
     def _succeeded(self, progress: Progress, candidate: Candidate, measured: Measured, scale: float) -> None:
+        assert measured.error is not None
+        assert measured.allowed is not None
         candidate.reason = ""
         record = Record(
             workload=progress.task.workload,
@@ -256,14 +258,15 @@ class Search:
             target=self.target,
             rows=progress.task.rows,
             args=tuple(args_info(progress.task)),
-            errors=tuple(measured.errors.items()),
+            error=measured.error,
+            allowed=measured.allowed,
         )
         self.store.commit(record)
         self._database.commit_tuning_record(stock_record(self._database, record))
         progress.since_best += 1
         if progress.best is None or record.us < progress.best.us:
             progress.best, progress.since_best = record, 0
-        self._note("measured", progress, candidate, us=record.us, errors=measured.errors, clock=scale)
+        self._note("measured", progress, candidate, us=record.us, error=record.error, clock=scale)
         self._finish_batches(progress)
 
     def _finish_batches(self, progress: Progress) -> None:

@@ -60,7 +60,7 @@ class Task:
 
 def workload_of(func: tirx.PrimFunc) -> tvm.IRModule:
     """The module by which a canonical function is known to a tuning database."""
-    return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    return tvm.get_global_func("tvm.s_tir.meta_schedule.normalize_mod")(func.with_attr("global_symbol", "main"))
 
 
 def tasks_of(mod: tvm.IRModule, device: Device, rows: int | None = None) -> tuple[list[Task], list[Refusal]]:

@@ -48,6 +48,13 @@ class Launch:
         over = [f"bytes beside {name} were written" for name in self.overrun]
         return "; ".join([*off, *over, *(f"input {name} was written" for name in self.changed)])
 
+    @property
+    def worst(self) -> tuple[float, float]:
+        """Error and allowed error of the output that is worst for what it may be; a NaN is worse than any number."""
+        ratios = {name: error / self.allowed[name] for name, error in self.errors.items()}
+        name = max(ratios, key=lambda name: float("inf") if np.isnan(ratios[name]) else ratios[name])
+        return self.errors[name], self.allowed[name]
+
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values."""
         return asdict(self)
