@@ -141,7 +141,7 @@ def tune(
     tasks, refusals = tasks_of(to_module(model, example_args), device, rows)
     cost_model = PlanModel(device)
     if folder is not None and (folder / MODEL_NAME).is_file():
-        cost_model.load(str(folder / MODEL_NAME))
+        cost_model.read(folder / MODEL_NAME)
     count = trials if trials is not None else TRIALS * len(tasks)
     settings = Settings(count, time_budget, early_stopping, seed)
     with Builder(parsed, parallel, limits) as builder, Runner(parsed, limits or DEFAULT_LIMITS) as runner:
@@ -152,7 +152,7 @@ def tune(
         search.log.write("end", stopped=search.stopped, trials=search.trials)
         result = _result(search, refusals, folder)
     if folder is not None:
-        cost_model.save(str(folder / MODEL_NAME))
+        cost_model.write(folder / MODEL_NAME)
         _write_plans(folder / PLANS_NAME, result.plans)
     return result
 

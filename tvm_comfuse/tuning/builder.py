@@ -17,7 +17,7 @@ import tvm
 from tvm.target import Target
 
 from tvm_comfuse.tuning.build import Built
-from tvm_comfuse.tuning.child import ask
+from tvm_comfuse.tuning.child import ask, stop
 from tvm_comfuse.worker import Limits, Worker
 
 CHILD = (sys.executable, "-m", "tvm_comfuse.tuning.build")
@@ -47,6 +47,7 @@ class Builder:
         for worker in self._workers:
             self._idle.put(worker)
         self._pool = ThreadPoolExecutor(self.parallel, thread_name_prefix="build")
+        self._futures: list[Future[Built]] = []
 
     def __enter__(self) -> Builder:
         return self
@@ -54,17 +55,16 @@ class Builder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for worker in self._workers:
-            worker.close()
-        self._pool.shutdown()
+        stop(self._pool, self._futures, self._workers)
         self._folder.cleanup()
 
     def submit(self, func: Any) -> Future[Built]:
         """Starts to build a function, see `build.build`; builds start in the order of the calls."""
         library = Path(self._folder.name) / f"candidate{next(self._numbers)}.so"
         request = {"func": tvm.ir.save_json(func), "target": self._target, "library": str(library)}
-        return self._pool.submit(self._build, request)
+        self._futures = [future for future in self._futures if not future.done()]
+        self._futures.append(self._pool.submit(self._build, request))
+        return self._futures[-1]
 
     def _build(self, request: dict[str, Any]) -> Built:
         worker = self._idle.get()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from tvm_comfuse.worker import Worker
+
+#: seconds between attempts to end children: one may be just about to start
+_ATTEMPT = 0.1
 
 
 def ask(
@@ -29,3 +35,15 @@ def ask(
         failure = f"the process that should {step} ended: {error}"
     worker.end()
     return None, failure
+
+
+def stop(pool: ThreadPoolExecutor, futures: Sequence[Future[Any]], workers: Sequence[Worker]) -> None:
+    """Ends children and the threads that wait for their answers; work that has not begun is cancelled."""
+    pool.shutdown(wait=False, cancel_futures=True)
+    with ThreadPoolExecutor(len(workers)) as enders:
+        # not futures.wait, for which a cancelled future is never done
+        while not all(future.done() for future in futures):
+            list(enders.map(Worker.end, workers))
+            time.sleep(_ATTEMPT)
+        list(enders.map(Worker.close, workers))
+    pool.shutdown()

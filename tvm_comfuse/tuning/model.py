@@ -52,28 +52,40 @@ class PlanModel(ms.cost_model.XGBModel._cls):
     """
 
     def __init__(self, device: Device):
-        super().__init__(extractor=PlanFeatures(device), num_warmup_samples=0, adaptive_training=False)
+        super().__init__(extractor=PlanFeatures(device), num_warmup_samples=0)
         self.device = device
 
     def predict(self, context: Any, candidates: list[Any]) -> np.ndarray:
         """Scores of scheduled candidates."""
-        arrays = [array.numpy() for array in self.extractor.extract_from(context, candidates)]
-        return self._scores(context, arrays)
+        arrays = self.extractor.extract_from(context, candidates)
+        return self.scores(context, _matrix([array.numpy() for array in arrays]))
 
     def rank(self, context: Any, space: Space, plans: Iterable[Plan]) -> np.ndarray:
         """Scores of legal plans of a space, which need not be scheduled."""
-        return self._scores(context, self.extractor.of_plans(context, space, plans))
+        return self.scores(context, self.matrix(context, space, plans))
+
+    def matrix(self, context: Any, space: Space, plans: Iterable[Plan]) -> np.ndarray:
+        """What `scores` takes of plans: it does not change while the model learns."""
+        return _matrix(self.extractor.of_plans(context, space, plans))
 
     def save(self, path: str) -> None:
-        """Writes the measurements with their features; trees are grown again when they are loaded."""
+        """See write."""
+        self.write(path)
+
+    def load(self, path: str) -> None:
+        """See read.  An exception comes back from TVM as a RuntimeError with its text."""
+        self.read(path)
+
+    def write(self, path: str | Path) -> None:
+        """Writes the measurements with their features; trees are grown again when they are read."""
         groups = {
             name: {"features": [x.tolist() for x in group.features], "seconds": [float(c) for c in group.costs]}
             for name, group in self.data.items()
         }
         Path(path).write_text(json.dumps({"version": _VERSION, "groups": groups}))
 
-    def load(self, path: str) -> None:
-        """Reads what `save` wrote, in the place of what was known.  Raises ModelError for anything else."""
+    def read(self, path: str | Path) -> None:
+        """Reads what `write` wrote, in the place of what was known.  Raises ModelError for anything else."""
         try:
             values = json.loads(Path(path).read_text())
             if values["version"] != _VERSION:
@@ -84,7 +96,7 @@ class PlanModel(ms.cost_model.XGBModel._cls):
                 data[name] = FeatureGroup(name, features, np.array(group["seconds"], "float32"))
         except (OSError, ValueError, KeyError, TypeError) as error:
             hint = "leave it out: the model learns again from the tuning records"
-            raise ModelError("a cost model written by save", f"{path}: {error}", hint) from error
+            raise ModelError("a cost model of an earlier search", f"{path}: {error}", hint) from error
         self.data, self.data_size = data, sum(len(group.costs) for group in data.values())
         self._train([], np.array([]))
 
@@ -110,17 +122,19 @@ class PlanModel(ms.cost_model.XGBModel._cls):
         """TVM's figures for its log, which are about another target."""
         return []
 
-    def _scores(self, context: Any, arrays: list[np.ndarray]) -> np.ndarray:
+    def scores(self, context: Any, matrix: np.ndarray) -> np.ndarray:
+        """Scores of the candidates of a workload, one row each."""
         import xgboost as xgb
 
-        if not arrays:
-            return np.zeros(0)
-        vectors = np.array([_vector(array) for array in arrays])
-        logs = vectors[:, 0].astype("float64")
-        if self.booster is not None:
-            logs = logs + self.booster.predict(xgb.DMatrix(vectors))
+        logs = matrix[:, 0].astype("float64")
+        if self.booster is not None and len(matrix):
+            logs = logs + self.booster.predict(xgb.DMatrix(matrix))
         (func,) = (func for _, func in context.mod.functions_items())
         return roofline(analyze(func), self.device) / np.exp(logs)
+
+
+def _matrix(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.array([_vector(array) for array in arrays]) if arrays else np.zeros((0, 1))
 
 
 def _vector(array: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,7 @@ class Measurements:
         plans, us = tuple(self.plans[n] for n in chosen), tuple(self.us[n] for n in chosen)
         return Measurements(self.context, self.space, plans, us)
 
+    @cached_property
     def candidates(self) -> list[Any]:
         """MetaSchedule's candidates."""
         return [candidate_for(self.context.mod, self.space, plan) for plan in self.plans]
@@ -72,7 +74,7 @@ class Measurements:
     def teach(self, model: Any) -> None:
         """Shows a cost model all of them."""
         results = [ms.runner.RunnerResult([us * 1e-6], None) for us in self.us]
-        model.update(self.context, self.candidates(), results)
+        model.update(self.context, self.candidates, results)
 
 
 def measurements(records: Sequence[Record], device: Device) -> list[Measurements]:
@@ -92,11 +94,16 @@ def compare(measured: Sequence[Measurements], device: Device, *, across: bool, s
     makers: dict[str, Callable[[], Any]] = {
         "random": lambda: _Random(seed),
         "estimate": lambda: _Untaught(PlanModel(device)),
-        "stock": lambda: ms.cost_model.XGBModel(num_warmup_samples=0, adaptive_training=False),
+        "stock": _stock,
         "plan": lambda: PlanModel(device),
     }
     splits = list(_across(measured)) if across else [_halves(measured, random.Random(seed))]
     return [_quality(name, make, splits) for name, make in makers.items()]
+
+
+def _stock() -> Any:
+    # by default it goes on for 50 rounds after the last gain, which on some dozens of samples takes longer than they did
+    return ms.cost_model.XGBModel(num_warmup_samples=0, early_stopping_rounds=5, num_tuning_cores=1)
 
 
 def pairwise_accuracy(scores: Sequence[float], us: Sequence[float]) -> tuple[int, int]:
@@ -161,7 +168,7 @@ def _quality(name: str, make: Callable[[], Any], splits: Sequence[Split]) -> Qua
         for group in seen:
             group.teach(model)
         for group in held:
-            scores = [float(score) for score in model.predict(group.context, group.candidates())]
+            scores = [float(score) for score in model.predict(group.context, group.candidates)]
             found, pairs = pairwise_accuracy(scores, group.us)
             right, count, ranked = right + found, count + pairs, ranked + len(scores)
             bests.append(best_of_top(scores, group.us))

@@ -11,7 +11,7 @@ from typing import Any
 import tvm
 from tvm.target import Target
 
-from tvm_comfuse.tuning.child import ask
+from tvm_comfuse.tuning.child import ask, stop
 from tvm_comfuse.tuning.session import Measured
 from tvm_comfuse.tuning.task import Task
 from tvm_comfuse.worker import Limits, Worker
@@ -34,6 +34,7 @@ class Runner:
         self._worker = Worker(command)
         self._described: set[str] = set()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="measure")
+        self._futures: list[Future[Any]] = []
         self.products: dict[str, float] = {}
 
     def __enter__(self) -> Runner:
@@ -42,17 +43,18 @@ class Runner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._worker.close()
-        self._pool.shutdown()
+        stop(self._pool, self._futures, [self._worker])
 
     def prepare(self, task: Task) -> None:
         """Has the process make a task's inputs and exact results while its first candidates are built."""
-        self._pool.submit(self._describe, task)
+        self._futures.append(self._pool.submit(self._describe, task))
 
     def submit(self, task: Task, library: str, reference: str = "") -> Future[Measured]:
         """Measures a library, see `Session.measure`; measurements happen in the order of the calls."""
-        return self._pool.submit(self._measure, task, library, reference)
+        self._futures = [future for future in self._futures if not future.done()]
+        future = self._pool.submit(self._measure, task, library, reference)
+        self._futures.append(future)
+        return future
 
     def _measure(self, task: Task, library: str, reference: str) -> Measured:
         # of all tasks so far the device may be full: a new process has room

@@ -63,7 +63,8 @@ def pick(
     heads = list({family_of(plan): plan for plan in reversed(open_) if family_of(plan) not in seen}.values())
     chance.shuffle(heads)
     chosen += heads[:explored]
-    rest = [plan for plan in open_ if plan not in set(chosen)]
+    taken = set(chosen)
+    rest = [plan for plan in open_ if plan not in taken]
     return chosen + chance.sample(rest, min(size - len(chosen), len(rest)))
 
 
@@ -93,6 +94,10 @@ class RankedSearch(ms.search_strategy.PySearchStrategy):
             raise PlanError("a cluster that has a legal plan", str(space), "do not tune it")
         self._space, self._left, self._size = space, max_trials, num_trials_per_iter
         self._chance = random.Random(self._seed)
+        self._plans = list(space.legal)
+        first = default_plan(space.spec, self._device)
+        self._first = [first] if isinstance(first, Plan) else []
+        self._features = self._model.matrix(self._context, space, self._plans)
         self._proposed = _known_plans(database, self._context.mod)
 
     def post_tuning(self) -> None:
@@ -101,12 +106,10 @@ class RankedSearch(ms.search_strategy.PySearchStrategy):
     def generate_measure_candidates(self) -> list[Any] | None:
         """The next batch; None when the trials or the plans are used up."""
         size = min(self._size, self._left)
-        plans = list(self._space.legal)
-        scores = self._model.rank(self._context, self._space, plans)
-        order = sorted(range(len(plans)), key=lambda n: -scores[n])
-        first = default_plan(self._space.spec, self._device)
-        leading = [first] if size > 0 and first not in self._proposed and isinstance(first, Plan) else []
-        ranked = [plans[n] for n in order]
+        scores = self._model.scores(self._context, self._features)
+        order = sorted(range(len(scores)), key=lambda n: -scores[n])
+        leading = [plan for plan in self._first[:size] if plan not in self._proposed]
+        ranked = [self._plans[n] for n in order]
         known = [*self._proposed, *leading]
         chosen = leading + pick(ranked, known, family, size - len(leading), self._chance)
         self._proposed += chosen
