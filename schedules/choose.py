@@ -11,7 +11,7 @@ from tvm_comfuse.refusal import Refusal
 
 from .cost import estimate
 from .device import Device
-from .footprint import row_parts
+from .footprint import row_parts, w_part_bytes
 from .legality import MAX_CLUSTER, legality, row_length, supported
 from .plan import Plan
 from .spec import ClusterSpec
@@ -92,13 +92,20 @@ def placements(spec: ClusterSpec) -> list[tuple[tuple[str, ...], tuple[str, ...]
     return list(dict.fromkeys([(first, store), (operands, store), (no_operand, store), (no_operand, no_store)]))
 
 
+def residencies(spec: ClusterSpec, cta_columns: int, cluster_m: int, device: Device) -> tuple[bool, ...]:
+    """Whether W may stay in shared memory: never what a cluster shares, nor what cannot fit even without a ring."""
+    possible = cluster_m == 1 and w_part_bytes(spec, cta_columns, TILE_K) < device.shared_memory
+    return (False, True) if possible else (False,)
+
+
 def _enumerate(spec: ClusterSpec, device: Device) -> Iterator[Plan]:
     shapes = product(TILES, LAYOUTS, CLUSTERS_M)
     for (tile_m, tile_n), (layout, groups_m, groups_n), cluster_m in shapes:
         columns = tile_n * groups_n
         for scope in scopes(spec, columns, groups_n, cluster_m):
             cluster_n = math.ceil(spec.n / columns) if scope == "cluster" else 1
-            for (operands, store), depth in product(placements(spec), DEPTHS):
+            choices = product(placements(spec), residencies(spec, columns, cluster_m, device), DEPTHS)
+            for (operands, store), w_resident, depth in choices:
                 plan = Plan(
                     tile_m=tile_m,
                     tile_n=tile_n,
@@ -113,6 +120,7 @@ def _enumerate(spec: ClusterSpec, device: Device) -> Iterator[Plan]:
                     ctas=1,
                     operands=operands,
                     store=store,
+                    w_resident=w_resident,
                 )
                 yield replace(plan, ctas=persistent_ctas(plan, spec, device))
 

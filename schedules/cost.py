@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from .device import Device
-from .footprint import HALF_BYTES, dtype_bytes, row_parts, slot_rows
+from .footprint import HALF_BYTES, dtype_bytes, resident_bytes, row_parts, slot_rows
 from .plan import Plan
 from .spec import ClusterSpec, Operand, Output, rounds
 
@@ -40,7 +40,7 @@ CLUSTER_FACTOR = {"cooperative": 1.03, "pingpong": 1.09}
 class Estimate:
     """Microseconds by part; ``total`` is fill + the longest of (loop, memory) + tail.
 
-    fill      before the first product
+    fill      before the first product, and the loads of a W that stays
     product   tensor core time of the busiest SM
     loads     time its tiles need from L2; the main loop takes the longer of product and loads
     stages    stages and stores of the busiest SM, hidden or not
@@ -81,9 +81,11 @@ def estimate(plan: Plan, spec: ClusterSpec, device: Device) -> Estimate:
     loop = tiles * main + (tiles - 1) * exposed
     memory = bytes_moved(spec) / (device.hbm_gbps * 1e3)
     tail = stages + exchange
+    # The first main loop waits for W at the pace of its loads; later ones find it there.
+    fill = FILL_US + resident_bytes(plan, spec) / _bytes_per_us(device)
     factor = CLUSTER_FACTOR[plan.layout] if plan.cluster_m * plan.cluster_n > 1 else 1.0
     return Estimate(
-        fill=FILL_US,
+        fill=fill,
         product=tiles * product,
         loads=tiles * loads,
         stages=tiles * stages,
@@ -92,7 +94,7 @@ def estimate(plan: Plan, spec: ClusterSpec, device: Device) -> Estimate:
         loop=loop,
         memory=memory,
         tail=tail,
-        total=(FILL_US + max(loop, memory) + tail) * factor,
+        total=(fill + max(loop, memory) + tail) * factor,
     )
 
 
@@ -136,15 +138,21 @@ def _main_loop(plan: Plan, spec: ClusterSpec, device: Device) -> tuple[float, fl
     depth_of_k = math.ceil(spec.k / plan.tile_k) * plan.tile_k
     product = 2 * rows * columns * depth_of_k / (device.dense_tflops * 1e6 / device.sms)
     # Multicast: CTAs along M share w.  Outputs go the other way.
-    elements = (rows + columns / plan.cluster_m) * depth_of_k
+    from_w = 0.0 if plan.w_resident else columns / plan.cluster_m
+    elements = (rows + from_w) * depth_of_k
     streams = sum(dtype_bytes(operand.dtype) for operand in spec.tile_operands)
     traffic = elements * HALF_BYTES + rows * columns * streams
-    loads = traffic / (device.l2_to_sm_gbps * 1e3 / device.sms)
+    loads = traffic / _bytes_per_us(device)
     slots = depth_of_k / plan.tile_k
     # With too few slots in flight each load's latency shows.
     latency = slots * LOAD_LATENCY_US / (plan.pipeline_depth - 1)
     alone = PINGPONG_MAIN_LOOP if plan.layout == "pingpong" else 1.0
     return product * alone, max(loads * alone, latency)
+
+
+def _bytes_per_us(device: Device) -> float:
+    """What one SM takes in from L2."""
+    return device.l2_to_sm_gbps * 1e3 / device.sms
 
 
 def _streams(spec: ClusterSpec) -> list[Operand | Output]:

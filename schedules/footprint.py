@@ -38,6 +38,16 @@ def slot_rows(plan: Plan) -> tuple[int, int]:
     return plan.tile_m * plan.groups_m, plan.tile_n * plan.groups_n
 
 
+def w_part_bytes(spec: ClusterSpec, columns: int, tile_k: int) -> int:
+    """A CTA's columns of W over all of K, in tiles of tile_k."""
+    return math.ceil(spec.k / tile_k) * tile_k * columns * HALF_BYTES
+
+
+def resident_bytes(plan: Plan, spec: ClusterSpec) -> int:
+    """What W takes for the CTA's whole life; 0 if it goes through the ring."""
+    return w_part_bytes(spec, plan.cta_columns, plan.tile_k) if plan.w_resident else 0
+
+
 def stored_by_tma(plan: Plan, spec: ClusterSpec) -> list[str]:
     """Blocks of the outputs that TMA writes, in the order in which a kernel computes them."""
     placed = dict(zip([output.block for output in spec.tile_outputs], plan.store, strict=True))
@@ -72,17 +82,20 @@ def staging_tiles(plan: Plan, spec: ClusterSpec) -> int:
 def shared_memory(plan: Plan, spec: ClusterSpec) -> dict[str, int]:
     """Bytes of shared memory by part; their sum must fit into Device.shared_memory.
 
-    pipeline    slots of x and w tiles
+    pipeline    slots of x and w tiles; of x tiles only if W is resident
+    resident_w  resident_bytes
     staging     staging_tiles for each MMA warp group
     vectors     [N] operands, the columns of the CTA
-    mailboxes   row partials, if they are exchanged inside a CTA or cluster
+    mailboxes   row partials, if they are exchanged inside a CTA or cluster; the tag base, if across the grid
     barriers    mbarriers
 
-    Pipeline and staging are multiples of TILE_ALIGNMENT for every legal tile.
+    Pipeline, resident_w and staging are multiples of TILE_ALIGNMENT for every legal tile.
     """
     rows, columns = slot_rows(plan)
+    in_slot = rows if plan.w_resident else rows + columns
     return {
-        "pipeline": plan.pipeline_depth * (rows + columns) * plan.tile_k * HALF_BYTES,
+        "pipeline": plan.pipeline_depth * in_slot * plan.tile_k * HALF_BYTES,
+        "resident_w": resident_bytes(plan, spec),
         "staging": MMA_GROUPS * staging_tiles(plan, spec) * plan.tile_m * plan.tile_n * HALF_BYTES,
         "vectors": len(spec.col_operands) * VECTOR_BYTES * columns,
         "mailboxes": mailbox_bytes(plan, spec),
@@ -91,7 +104,12 @@ def shared_memory(plan: Plan, spec: ClusterSpec) -> dict[str, int]:
 
 
 def mailbox_bytes(plan: Plan, spec: ClusterSpec) -> int:
-    """Slots for every row and part of a row of each MMA warp group, and every row value of the largest round."""
+    """Slots for every row and part of a row of each MMA warp group, and every row value of the largest round.
+
+    Those of an exchange across the grid are in global memory; the CTA keeps where their tags begin.
+    """
+    if plan.exchange == "grid":
+        return SLOT_BYTES
     if plan.exchange not in ("cta", "cluster"):
         return 0
     parts = row_parts(plan, spec) * plan.groups_n

@@ -6,13 +6,14 @@ other's outcome, so that all reasons are reported at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from tvm_comfuse.refusal import Refusal
 
 from .device import Device
 from .footprint import row_parts, shared_memory
-from .plan import EXCHANGE_SCOPES, LAYOUTS, MMA_GROUPS, PLACEMENTS, Plan
+from .plan import EXCHANGE_SCOPES, LAYOUTS, MMA_GROUPS, PLACEMENTS, W_ORDERS, Plan
 from .spec import ClusterSpec
 
 TILE_ROWS = (64, 128)
@@ -31,6 +32,12 @@ MAX_CLUSTER = 8
 MAX_PARAMETERS = 16
 MATRIX_DTYPES = ("bfloat16", "float16")
 STREAM_DTYPES = ("bfloat16", "float16", "float32")
+#: slots of a main loop before the first deferred box: partials must have had time to arrive
+DEFER_SLOTS = 2
+#: slots before the end of a main loop at which operands of the stages are asked for
+EARLY_SLOTS = 2
+#: columns that a quad of lanes has together with w_order quads, eight each
+QUAD_COLUMNS = 32
 #: the parity of a slot's barrier is kept in a word
 MAX_DEPTH = 16
 
@@ -129,8 +136,9 @@ def positive(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]
 
 
 def words(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
-    """layout, exchange and placements are known words."""
+    """layout, exchange, order and placements are known words."""
     fields = [("layout", plan.layout, LAYOUTS), ("exchange", plan.exchange, EXCHANGE_SCOPES)]
+    fields += [("w_order", plan.w_order, W_ORDERS)]
     fields += [("operands", where, PLACEMENTS) for where in plan.operands]
     fields += [("store", where, PLACEMENTS) for where in plan.store]
     for name, value, known in fields:
@@ -220,6 +228,17 @@ def box_rows(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]
         )
 
 
+def resident(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """A CTA that keeps its W loads it alone; `memory` says whether it fits."""
+    if plan.w_resident and plan.cluster_m > 1:
+        yield Refusal(
+            "resident-multicast",
+            "w_resident goes with cluster_m 1: W is loaded once, so there is nothing to share",
+            {"w_resident": plan.w_resident, "cluster_m": plan.cluster_m},
+            "set cluster_m to 1 or w_resident to false",
+        )
+
+
 def groups(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
     """Two groups: 1 x 1 each with its own tile (pingpong), or 2 x 1 or 1 x 2 of one tile (cooperative)."""
     at = (plan.groups_m, plan.groups_n)
@@ -264,11 +283,66 @@ def memory(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
             "shared-memory",
             f"a CTA of {device.name} has {device.shared_memory} bytes of shared memory",
             {**parts, "total": total},
-            f"{_depths_that_fit(plan, spec, device)}; or place an operand or output in global memory",
+            f"{_depths_that_fit(plan, spec, device)}; or place an operand or output in global memory"
+            + ("; or set w_resident to false" if plan.w_resident else ""),
         )
 
 
 # --- exchange and grid ------------------------------------------------------------------------------------------------
+
+
+def quads(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """Groups of 32 rows of w can be put in another order by TMA; the result goes past staging tiles then."""
+    if plan.w_order != "quads":
+        return
+    if spec.w_layout != "NK" or spec.n % QUAD_COLUMNS or plan.tile_n // plan.cluster_m % QUAD_COLUMNS:
+        yield Refusal(
+            "quads-w",
+            f"w_order quads needs w [N, K], and N and each box of w as multiples of {QUAD_COLUMNS} rows",
+            {"layout": spec.w_layout, "N": spec.n, "box": plan.tile_n // plan.cluster_m},
+            "set w_order to rows",
+        )
+    if "tma" in plan.operands + plan.store:
+        yield Refusal(
+            "quads-placement",
+            "staging tiles hold columns in their natural order, which the registers do not with w_order quads",
+            {"operands": list(plan.operands), "store": list(plan.store)},
+            "place every operand and output in global memory, or set w_order to rows",
+        )
+
+
+def deferral(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """A deferred tail needs no staging tile, has slots of the next main loop to run beside, and registers to wait in."""
+    if not plan.defer:
+        return
+    if plan.layout != "cooperative" or not spec.reductions:
+        yield Refusal(
+            "defer-layout",
+            "deferred stages are for the cooperative layout of a cluster with a row reduction",
+            {"layout": plan.layout, "reductions": len(spec.reductions)},
+            "set defer to false",
+        )
+    if "tma" in plan.operands + plan.store:
+        yield Refusal(
+            "defer-placement",
+            "a deferred tail runs while staging tiles belong to the next step",
+            {"operands": list(plan.operands), "store": list(plan.store)},
+            "place every operand and output in global memory, or set defer to false",
+        )
+    slots = math.ceil(spec.k / plan.tile_k)
+    if slots < deferred_slots(plan):
+        yield Refusal(
+            "defer-slots",
+            "a main loop must have a slot for each box of 64 columns of the deferred tile, and some besides",
+            {"K": spec.k, "slots": slots, "needed": deferred_slots(plan)},
+            "set defer to false",
+        )
+
+
+def deferred_slots(plan: Plan) -> int:
+    """Slots of a main loop that a deferred tail needs: those beside which it runs, and those from which on the operands of
+    the next head come."""
+    return DEFER_SLOTS + plan.tile_n // ATOM_COLUMNS + EARLY_SLOTS
 
 
 def exchange(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
@@ -378,9 +452,12 @@ CLAUSES: tuple[Clause, ...] = (
     tile_sizes,
     accumulators,
     box_rows,
+    resident,
     groups,
     depth,
     memory,
+    quads,
+    deferral,
     exchange,
     cluster,
     grid,

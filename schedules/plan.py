@@ -16,6 +16,8 @@ from tvm_comfuse.errors import PlanError
 EXCHANGE_SCOPES = ("none", "warp", "cta", "cluster", "grid")
 #: how the MMA warp groups share the work of a CTA
 LAYOUTS = ("pingpong", "cooperative")
+#: the order in which rows of w become columns of the result in a warp group's registers
+W_ORDERS = ("rows", "quads")
 #: where an [M, N] operand is read from: a tile that TMA fills, or global memory
 PLACEMENTS = ("tma", "global")
 
@@ -41,6 +43,12 @@ class Plan:
     operands         placement of each [M, N] operand, in the order of the function's parameters
     store            how outputs leave: ``tma`` or ``global``, in the order of the function's tile outputs
     fast_math        compile with approximate division, square root and exponential
+    defer            run the passes behind a step's last exchange during the next step's main loop; until then the carried
+                     value waits in registers, in half precision
+    w_order          ``rows``: a lane has two of every eight neighbouring columns, as wgmma leaves them;
+                     ``quads``: rows of w are loaded in such an order that a lane has eight neighbours of every 32, which
+                     global memory takes and gives with one access
+    w_resident       each CTA loads its columns of W once and keeps them in shared memory; the ring then carries x only
     """
 
     tile_m: int
@@ -57,6 +65,9 @@ class Plan:
     operands: tuple[str, ...] = ()
     store: tuple[str, ...] = ()
     fast_math: bool = False
+    defer: bool = False
+    w_order: str = "rows"
+    w_resident: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values."""
@@ -70,10 +81,12 @@ class Plan:
     def short(self) -> str:
         """The choices that tell plans apart at a glance."""
         groups = f" {self.groups_m}x{self.groups_n}" if self.layout == "cooperative" else ""
+        resident = ", W resident" if self.w_resident else ""
         cluster = f", cluster {self.cluster_m}x{self.cluster_n}" if self.cluster_m * self.cluster_n > 1 else ""
         return (
-            f"{self.tile_m}x{self.tile_n}x{self.tile_k}, depth {self.pipeline_depth}, {self.layout}{groups}, "
+            f"{self.tile_m}x{self.tile_n}x{self.tile_k}, depth {self.pipeline_depth}, {self.layout}{groups}{resident}, "
             f"exchange {self.exchange}{cluster}, {self.ctas} CTA{'s' if self.ctas > 1 else ''}"
+            f"{', quads' if self.w_order == 'quads' else ''}{', deferred' if self.defer else ''}"
         )
 
     @staticmethod

@@ -19,24 +19,29 @@ from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms, rounds
 from tvm_comfuse.tir_passes.emit import operands, ring
 from tvm_comfuse.tir_passes.emit.dsl import Cell, Expr, do, either, loop, named, registers, store, u32, when
 from tvm_comfuse.tir_passes.emit.exchange import slots_of_group
-from tvm_comfuse.tir_passes.emit.fragment import Fragment
 from tvm_comfuse.tir_passes.emit.geometry import CtaPlace, Geometry
-from tvm_comfuse.tir_passes.emit.instructions import opaque
 from tvm_comfuse.tir_passes.emit.mma import MainLoop
 from tvm_comfuse.tir_passes.emit.producer import b_box_rows, fill_ring, send_results
-from tvm_comfuse.tir_passes.emit.reduce import reduce_round
 from tvm_comfuse.tir_passes.emit.shared import ALIGNMENT, SharedLayout
-from tvm_comfuse.tir_passes.emit.stages import RowValues, Stages
 from tvm_comfuse.tir_passes.emit.staging import StagingTiles
-from tvm_comfuse.tir_passes.emit.tensormaps import tensor_map
+from tvm_comfuse.tir_passes.emit.steps import Steps
+from tvm_comfuse.tir_passes.emit.tensormaps import quad_map, tensor_map
+from tvm_comfuse.tir_passes.emit.w_tiles import w_tiles
 from tvm_comfuse.tir_passes.emit.workspace import Workspace
 
 WARP_GROUP = 128
 THREADS = WARP_GROUP * (1 + MMA_GROUPS)
 #: registers of a thread after setmaxnreg: 128 * 40 + 256 * 232 = 64,512 of 65,536
 PRODUCER_REGISTERS, MMA_REGISTERS = 40, 232
-#: named barriers 1 and 2 order the main loops of the pingpong layout (0 is the CTA's)
-ORDER_BARRIER = 1
+MMA_THREADS = WARP_GROUP * MMA_GROUPS
+#: named barriers 1 and 2 order the main loops of the pingpong layout (0 is the CTA's); 3 stands behind the vectors
+ORDER_BARRIER, VECTOR_BARRIER = 1, 3
+#: warp of the producer that waits for the mailboxes in global memory
+MAIL_WARP = 2
+#: attribute of a function with tags of its launch, and the tag of a cooperative one (names of TVM's runtime)
+LAUNCH_PARAMS, COOPERATIVE = "tirx.kernel_launch_params", "tirx.use_cooperative_launch"
+#: thread that prefetches the tensor maps: one of another warp than the thread that initialises the barriers
+PREFETCH_THREAD = 32
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ class Kernel:
         return self.plan.tile_m * self.plan.tile_n // WARP_GROUP
 
     def tile_barrier(self, group: Expr, tile: int) -> Expr:
-        """Index of a staging tile's barriers."""
+        """Index of a staging tile among those of all warp groups."""
         return group * self.staging.count + tile
 
     # --- the kernel ---------------------------------------------------------------------------------------------------
@@ -148,7 +153,12 @@ class Kernel:
                     with mma:
                         self._mma()
                 self._epilogue()
-        return builder.get()
+        tags = self._launch_tags()
+        return builder.get().with_attr(LAUNCH_PARAMS, tags) if tags else builder.get()
+
+    def _launch_tags(self) -> list[str]:
+        """How the kernel is launched.  Cooperatively, all CTAs run at the same time or the launch fails."""
+        return [COOPERATIVE] if self.plan.exchange == "grid" else []
 
     def _parameters(self) -> None:
         self.buffers = []
@@ -164,8 +174,15 @@ class Kernel:
     def _tensor_maps(self) -> None:
         plan = self.plan
         self.a_map = tensor_map("a_map", self.x, self.geometry.unit_rows)
-        self.w_map = tensor_map("w_map", self.w, b_box_rows(plan, self.spec.w_layout))
+        w_map = quad_map if plan.w_order == "quads" else tensor_map
+        self.w_map = w_map("w_map", self.w, b_box_rows(plan, self.spec.w_layout))
         self.staging.bind(self.real, self.func.params, plan.tile_m)
+
+    @property
+    def tensor_maps(self) -> list[Any]:
+        """Every tensor map, those that are needed first in front."""
+        others = [slot.map for slot in [*self.staging.operands, *self.staging.stores] if slot.map is not None]
+        return [self.a_map, self.w_map, *others]
 
     def _identify(self) -> None:
         size = self.geometry.cluster_size
@@ -177,6 +194,7 @@ class Kernel:
         self.warp_group = named("warp_group", T.warpgroup_id([1 + MMA_GROUPS]))
         self.warp = named("warp", T.warp_id_in_wg([4]))
         self.lane = named("lane", T.lane_id([32]))
+        self.last_cta = T.And(cluster == self.plan.ctas // size - 1, rank == size - 1)
         self.thread = self.warp * 32 + self.lane
         self.cta_thread = self.warp_group * WARP_GROUP + self.thread
         self.group = self.warp_group - 1
@@ -188,10 +206,16 @@ class Kernel:
         tiles = max(MMA_GROUPS * self.staging.count, 1)
         self.full = ring.barriers("full", self.plan.pipeline_depth)
         self.empty = ring.barriers("empty", self.plan.pipeline_depth)
+        self.w_tiles = w_tiles(self)
         self.tile_full = ring.barriers("tile_full", tiles)
         self.tile_empty = ring.barriers("tile_empty", tiles)
         self.tile_ready = ring.barriers("tile_ready", MMA_GROUPS)
         self.tile_next = ring.barriers("tile_next", MMA_GROUPS) if len(self.staging.stores) > 1 else None
+        if self.plan.exchange == "grid":
+            self.mail_ready = ring.barriers("mail_ready", 1)
+            self.tag_word = T.decl_buffer(
+                [1], "uint32", data=self.smem.data, scope="shared.dyn", byte_offset=self.layout.mailbox
+            )
         self.vector_views = [
             T.decl_buffer(
                 [self.plan.cta_columns],
@@ -204,12 +228,17 @@ class Kernel:
         ]
 
     def _prologue(self) -> None:
-        """Barriers, vectors, empty mailboxes; then everybody sees them, in the whole cluster."""
+        """Barriers and empty mailboxes; then everybody sees them, in the whole cluster.  Nothing waits for memory here:
+        the producer begins to load right behind it."""
+        with when(self.cta_thread == PREFETCH_THREAD):
+            for tensor_map in self.tensor_maps:
+                do(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
         consumers = 1 if self.geometry.pingpong else MMA_GROUPS
         with when(self.cta_thread == 0):
             for slot in range(self.plan.pipeline_depth):
                 ring.init(self.full, slot, 1)
                 ring.init(self.empty, slot, consumers * self.plan.cluster_m)
+            self.w_tiles.init()
             for group in range(MMA_GROUPS):
                 ring.init(self.tile_ready, group, WARP_GROUP)
                 if self.tile_next is not None:
@@ -218,16 +247,17 @@ class Kernel:
                     index = group * self.staging.count + tile
                     ring.init(self.tile_full, index, 1)
                     ring.init(self.tile_empty, index, 1 if self.staging.stored(tile) else WARP_GROUP)
+            if self.plan.exchange == "grid":
+                ring.init(self.mail_ready, 0, 1)
             do(T.ptx.fence.mbarrier_init.release.cluster())
-        operands.fill_vectors(self, THREADS)
         self._clear_mailboxes()
         do(T.ptx.fence.proxy.async_.shared__cta())
         self._sync_all()
 
     def _clear_mailboxes(self) -> None:
-        words = self.layout.mailbox_bytes // 8
-        if words == 0:
+        if self.plan.exchange not in ("cta", "cluster"):
             return
+        words = self.layout.mailbox_bytes // 8
         box = T.decl_buffer([words], "uint64", data=self.smem.data, scope="shared.dyn", byte_offset=self.layout.mailbox)
         with loop(-(-words // THREADS), "j") as j, when(j * THREADS + self.cta_thread < words):
             store(box, T.uint64(0), j * THREADS + self.cta_thread)
@@ -246,7 +276,16 @@ class Kernel:
             if self.staging.store_tiles:
                 with when(self.warp == 1):
                     send_results(self)
+            if self.plan.exchange == "grid":
+                with when(self.warp == MAIL_WARP):
+                    self._await_mailboxes()
         do(T.cuda.warp_sync())
+
+    def _await_mailboxes(self) -> None:
+        """Until this launch owns the mailboxes; the MMA warp groups find the tag base in shared memory."""
+        base = Cell("uint32", "entered", self.workspace.enter(self.last_cta))
+        store(self.tag_word, base.value, 0)
+        ring.arrive(self.mail_ready, 0)
 
     def _mma(self) -> None:
         """A warp group's life: its steps, each a main loop and the stages."""
@@ -256,91 +295,55 @@ class Kernel:
         self.scalars = [self.real[b] for b in self.inputs("scalar")]
         self.columns = [self.real[b] for b in self.inputs("row")]
         self.scalar_cells = operands.load_scalars(self)
-        self.tag_base = self._tag_base()
+        self._fill_vectors()
         cursor = ring.Cursor(self.plan.pipeline_depth, 0, "read")
         main_loop = MainLoop(self, self.group_row(self.group), self.group_column(self.group))
         if self.geometry.pingpong:
             with when(self.group == 1):
                 cursor.advance(self.geometry.k_slots)
         first = self.group if self.geometry.pingpong else T.int32(0)
+        steps = Steps(self)
         with loop((self.place.steps - first + (stride - 1)) // stride, "use") as use:
             step = use * stride + first
             self._await_turn(step)
-            main_loop.run(cursor, lambda: self._give_turn(step))
+            main_loop.run(cursor, step, lambda: self._give_turn(step), steps.company(step, use))
             if self.geometry.pingpong:
                 cursor.advance(self.geometry.k_slots)
-            self._stages(step, use)
+            self._await_tags(use)
+            stages = steps.head(step, use)
+            if not self.plan.defer:
+                steps.row_values(stages, use)
+                steps.tail(stages, use)
+        steps.last_tail(self.place.steps)
 
-    def _tag_base(self) -> Expr:
-        """Tags of this launch's exchanges begin behind this one."""
-        if self.plan.exchange != "grid":
-            return u32(0)
-        return Cell("uint32", "tag_base", self.workspace.tag_base()).value
+    def _fill_vectors(self) -> None:
+        """The MMA warp groups bring the vectors while the producer's first slots are under way."""
+        if self.vectors:
+            operands.fill_vectors(self, MMA_THREADS, self.group * WARP_GROUP + self.thread)
+            do(T.ptx.barrier.cta.sync.aligned(u32(VECTOR_BARRIER), u32(MMA_THREADS)))
+
+    def _await_tags(self, use: Expr) -> None:
+        """In front of a warp group's first exchange: until its launch owns the mailboxes in global memory and the tag base
+        is known.  In the exchange itself there is no register left for a wait."""
+        if self.plan.exchange == "grid":
+            with when(use == 0):
+                ring.wait(self.mail_ready, 0, 0)
 
     def _await_turn(self, step: Expr) -> None:
         """Pingpong: the other warp group's main loop comes first, or this one would wait two phases ahead."""
         if self.geometry.pingpong:
             with when(step > 0):
-                do(T.ptx.barrier.cta.sync.aligned(u32(ORDER_BARRIER + self.group), u32(2 * WARP_GROUP)))
+                do(T.ptx.barrier.cta.sync.aligned(u32(ORDER_BARRIER + self.group), u32(MMA_THREADS)))
 
     def _give_turn(self, step: Expr) -> None:
         if self.geometry.pingpong:
             with when(step + 1 < self.place.steps):
                 other = ORDER_BARRIER + 1 - self.group
-                do(T.ptx.barrier.cta.arrive.aligned(u32(other), u32(2 * WARP_GROUP)))
-
-    def _stages(self, step: Expr, use: Expr) -> None:
-        """All stages of a step: pass, exchange, pass, ..., results."""
-        # addresses made from the lane would otherwise be computed before the main loop, where no register is left for them
-        lane = Cell("int32", "stage_lane", self.lane)
-        opaque(lane.value)
-        self.fragment = Fragment(self.plan.tile_m, self.plan.tile_n, self.warp, lane.value)
-        rows = RowValues(self.fragment)
-        columns = operands.load_columns(self, step)
-        stages = Stages(self, rows, columns, step)
-        for slot in self.staging.operand_tiles:
-            ring.wait(self.tile_full, self.tile_barrier(self.group, slot.tile), use % 2)
-        done = 0
-        for stage in self.spec.stages:
-            own = [self.blocks[stage.carried]] if stage.carried else []
-            # the order of Stage.passes
-            for output in stage.outputs:
-                if not output.late:
-                    self._send(stages, output, use)
-            actions = [stages.carry(block) for block in own]
-            members = [m for group in self.rounds for m in group if group[0] in stage.reductions]
-            if members:
-                reduce_round(self, stages, members, actions, use * len(self.rounds) + done)
-                done += 1
-            else:
-                stages.sweep(actions)
-            for output in stage.outputs:
-                if output.late:
-                    self._send(stages, output, use)
-        for slot in self.staging.operand_tiles:
-            if not self.staging.stored(slot.tile):
-                ring.arrive(self.tile_empty, self.tile_barrier(self.group, slot.tile))
-
-    def _send(self, stages: Stages, output: Any, use: Expr) -> None:
-        block, buffer = self.blocks[output.block], self.buffers[output.index]
-        if output.kind == "row":
-            stages.send_row(block, buffer)
-            return
-        slot = self.staging.store_of(output.block)
-        if slot is None:
-            stages.sweep([stages.send_global(block, buffer)])
-            return
-        nth, again = self.staging.store_tiles.index(slot), len(self.staging.store_tiles) - 1
-        if nth > 0:
-            ring.wait(self.tile_next, self.group, (use * again + nth - 1) % 2)
-        elif not self.staging.loaded(slot.tile):
-            ring.wait(self.tile_empty, self.tile_barrier(self.group, slot.tile), (use + 1) % 2)
-        stages.sweep([stages.send_tile(block, buffer, slot.tile)])
-        do(T.ptx.fence.proxy.async_.shared__cta())
-        ring.arrive(self.tile_ready, self.group)
+                do(T.ptx.barrier.cta.arrive.aligned(u32(other), u32(MMA_THREADS)))
 
     def _epilogue(self) -> None:
-        """Nobody leaves while others may still write to its shared memory; the last CTA moves the tags on."""
+        """Nobody leaves while others may still write to its shared memory; the last CTA moves the tags on and gives the
+        mailboxes away."""
         self._sync_all()
         if self.plan.exchange == "grid":
             most = (self.place.units + (self.geometry.row_groups - 1)) // self.geometry.row_groups

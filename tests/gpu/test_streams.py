@@ -1,6 +1,8 @@
-"""Launches that overlap on two streams: a file of its own, so that a deadlock costs nothing else."""
+"""Launches that overlap on several streams: a file of its own, so that a deadlock costs nothing else."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,28 +13,80 @@ from tvm_comfuse.bench.suites import Row
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.verify.numeric import poison
 
+#: all but the first exchange row values across the grid.  Of the launches of half of the SMs two run at once while others find
+#: some SMs free, of the small ones all run at once.
 ROWS = [
     Row("streams", "narrow", "layer_norm", 2048, 256, 256),
     Row("streams", "wide", "layer_norm", 2048, 1024, 256),
+    Row("streams", "all_sms", "layer_norm", 16384, 1024, 256),
+    Row("streams", "half_of_the_sms", "layer_norm", 64, 8192, 128),
+    Row("streams", "small", "layer_norm", 64, 2048, 128),
 ]
+STREAMS, ROUNDS, LAUNCHES = 3, 10, 5
+
+Launch = Callable[[], None]
+
+
+class Launches:
+    """A kernel with inputs, outputs and right results for each stream."""
+
+    def __init__(self, row: Row):
+        kernel, op = compile_row(row, parse_target("cuda")), OPS[row.op]
+        assert isinstance(kernel, OurKernel), kernel
+        self.kernel, self.row = kernel, row
+        self.streams = [torch.cuda.Stream() for _ in range(STREAMS)]
+        self.inputs = [op.make_inputs(row.M, row.N, row.K, row.dtype, seed, "cuda") for seed in range(STREAMS)]
+        self.outs = [[new_output(row, "cuda") for _ in range(LAUNCHES)] for _ in range(STREAMS)]
+        self.expected = [new_output(row, "cuda") for _ in range(STREAMS)]
+        for inputs, out in zip(self.inputs, self.expected, strict=True):
+            kernel.run(inputs, out)
+        torch.cuda.synchronize()
+
+    def poison(self) -> None:
+        """Makes every result wrong."""
+        for outs in self.outs:
+            for out in outs:
+                poison(out)
+        torch.cuda.synchronize()
+
+    def launch(self, stream: int, number: int) -> None:
+        """On the current stream."""
+        self.kernel.run(self.inputs[stream], self.outs[stream][number])
+
+    def check(self) -> None:
+        """Every result, bit by bit."""
+        torch.cuda.synchronize()
+        for outs, right in zip(self.outs, self.expected, strict=True):
+            assert all(torch.equal(out, right) for out in outs)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_two_streams_at_once(row: Row) -> None:
-    """Two launches that overlap must not share row values."""
-    kernel, op = compile_row(row, parse_target("cuda")), OPS[row.op]
-    assert isinstance(kernel, OurKernel), kernel
-    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    sets = [op.make_inputs(row.M, row.N, row.K, row.dtype, seed, "cuda") for seed in (0, 1)]
-    expected = [new_output(row, "cuda") for _ in sets]
-    for inputs, out in zip(sets, expected, strict=True):
-        kernel.run(inputs, out)
-    torch.cuda.synchronize()
-    for _ in range(10):
-        outs = [poison(new_output(row, "cuda")) for _ in sets]
-        torch.cuda.synchronize()
-        for stream, inputs, out in zip(streams, sets, outs, strict=True):
+def test_several_streams_at_once(row: Row) -> None:
+    """Launches that overlap must not share row values."""
+    launches = Launches(row)
+    for _ in range(ROUNDS):
+        launches.poison()
+        for number in range(LAUNCHES):
+            for index, stream in enumerate(launches.streams):
+                with torch.cuda.stream(stream):
+                    launches.launch(index, number)
+        launches.check()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_several_graphs_at_once(row: Row) -> None:
+    """The same from CUDA graphs, whose launches the host does not slow down; cooperative launches can be captured."""
+    launches = Launches(row)
+    graphs = []
+    for index, stream in enumerate(launches.streams):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for number in range(LAUNCHES):
+                launches.launch(index, number)
+        graphs.append(graph)
+    for _ in range(ROUNDS):
+        launches.poison()
+        for graph, stream in zip(graphs, launches.streams, strict=True):
             with torch.cuda.stream(stream):
-                kernel.run(inputs, out)
-        torch.cuda.synchronize()
-        assert all(torch.equal(out, right) for out, right in zip(outs, expected, strict=True))
+                graph.replay()
+        launches.check()

@@ -34,6 +34,13 @@ KINDS: dict[str, tuple[Plan, int]] = {
     "pingpong_narrow": (replace(PINGPONG, tile_n=64, ctas=5), 320),
     "pingpong_cluster": (replace(PINGPONG, exchange="cluster", cluster_n=4), 512),
     "pingpong_ragged": (replace(PINGPONG, ctas=5), 520),
+    "cooperative_resident": (replace(BASE, w_resident=True), 512),
+    "cooperative_resident_cta": (
+        replace(BASE, tile_n=64, groups_m=1, groups_n=2, exchange="cta", ctas=2, w_resident=True),
+        128,
+    ),
+    "pingpong_resident": (replace(PINGPONG, pipeline_depth=2, w_resident=True), 512),
+    "pingpong_resident_ragged": (replace(PINGPONG, exchange="cluster", cluster_n=5, ctas=5, w_resident=True), 520),
     "global_placement": (replace(BASE, operands=("global",), store=("global",)), 512),
 }
 #: placements of the [M, N] operands and outputs of each example, and how many outputs it has

@@ -12,7 +12,7 @@ from canonical_examples import EXAMPLES
 
 from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.schedules.choose import candidates, default_plan, rank
-from tvm_comfuse.schedules.cost import NOMINAL_ROWS, bytes_moved, estimate, stage_time
+from tvm_comfuse.schedules.cost import NOMINAL_ROWS, PINGPONG_MAIN_LOOP, bytes_moved, estimate, stage_time
 from tvm_comfuse.schedules.device import H100, H200
 from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import Plan
@@ -82,6 +82,19 @@ def test_multicast_lowers_loads() -> None:
     assert estimate(deep, SPEC, H200).loads < single.loads
 
 
+def test_a_resident_w_is_loaded_once() -> None:
+    spec = spec_of("layer_norm", 16384, 512, 512)
+    # so many slots that bandwidth decides, not latency
+    ring = replace(PING, tile_n=128, cluster_m=1, ctas=132, pipeline_depth=16)
+    in_ring, resident = (estimate(replace(ring, w_resident=stays), spec, H200) for stays in (False, True))
+    # eight steps: W in each, or once in front of them
+    bandwidth = H200.l2_to_sm_gbps * 1e3 / H200.sms
+    assert resident.fill - in_ring.fill == pytest.approx(128 * 512 * 2 / bandwidth)
+    assert in_ring.loads - resident.loads == pytest.approx(8 * PINGPONG_MAIN_LOOP * 128 * 512 * 2 / bandwidth)
+    assert resident.total < in_ring.total
+    assert resident.product == in_ring.product
+
+
 def test_more_work_takes_longer() -> None:
     base = estimate(PING, SPEC, H200).total
     assert estimate(PING, replace(SPEC, m=32768), H200).total > base
@@ -137,6 +150,9 @@ def test_candidates_span_the_space() -> None:
     assert {plan.cluster_m for plan in plans} == {1, 2}
     assert {(plan.tile_m, plan.tile_n) for plan in plans} >= {(64, 64), (64, 256), (128, 128)}
     assert any(plan.operands == ("global",) for plan in plans)
+    assert {plan.layout for plan in plans if plan.w_resident} == {"pingpong", "cooperative"}
+    assert {plan.cluster_m for plan in plans if plan.w_resident} == {1}
+    assert not any(plan.w_resident for plan in candidates(spec_of("layer_norm", 16384, 512, 2048), H200))
     assert {plan.exchange for plan in candidates(spec_of("layer_norm", 16384, 128, 512), H200)} >= {"warp", "cta"}
 
 

@@ -45,6 +45,7 @@ MET = {
     "symbolic": 40,
     "ragged N": 30,
     "multicast": 20,
+    "resident W": 30,
     "tma operand": 10,
     "tma store": 40,
     "stages 3": 10,

@@ -35,7 +35,12 @@ def test_every_kind_of_plan_in_many_orders(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [("cooperative_multicast", "bfloat16"), ("pingpong_ragged", "float16"), ("pingpong_narrow", "bfloat16")],
+    [
+        ("cooperative_multicast", "bfloat16"),
+        ("pingpong_ragged", "float16"),
+        ("pingpong_narrow", "bfloat16"),
+        ("pingpong_resident", "bfloat16"),
+    ],
 )
 @pytest.mark.parametrize("example", [name for name in PLACEMENTS if name != "layer_norm"])
 def test_every_example(example: str, kind: str, dtype: str) -> None:
@@ -68,7 +73,7 @@ def test_a_second_launch_finds_the_mail_of_the_first() -> None:
     first = given.program.run(given.arrays)
     (words,) = first.statics.state.values()
     # at most two units for each of the row groups: two tags, and the one that closes the launch
-    assert words == [3, 0] or words == [4, 0]
+    assert words in ([3, 0, 0], [4, 0, 0])
     second = given.program.run(given.arrays, seed=1, statics=first.statics)
     assert not second.findings
     check_numbers(second, given.references)

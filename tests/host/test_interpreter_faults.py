@@ -362,7 +362,7 @@ def test_a_grid_that_does_not_fit_waits_for_itself() -> None:
     result = given.program.run(given.arrays, resident=3)
     (finding,) = result.findings
     assert finding.code == "deadlock"
-    assert "waits for mail" in finding.text
+    assert "waits for the mailboxes" in finding.text
     assert "1 clusters find no free SM" in finding.text
     # without an exchange any number of waves will do
     alone = case("bias_gelu", "cooperative_multicast")
@@ -387,4 +387,5 @@ def test_a_fault_is_found_in_every_order() -> None:
     remove(given, call("mbarrier_wait", "empty"))
     for seed in range(6):
         found: set[Any] = {finding.code for finding in given.program.run(given.arrays, seed=seed).findings}
-        assert "write-after-read" in found or "unordered-write" in found
+        # if the MMA warp groups are late, the producer arms a slot again before its bytes have landed
+        assert found & {"write-after-read", "unordered-write", "arrival-overflow"}

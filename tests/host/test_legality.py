@@ -22,12 +22,14 @@ CLUSTER = replace(GRID, exchange="cluster", cluster_n=4, ctas=120)
 WARP = replace(GRID, exchange="warp")
 CTA = replace(GRID, tile_n=128, layout="cooperative", groups_n=2, exchange="cta")
 NONE = replace(GRID, exchange="none", operands=())
+SMALL = analyze(EXAMPLES["layer_norm"].build(16384, 512, 512, "bfloat16"))
+RESIDENT = replace(GRID, tile_n=128, pipeline_depth=8, w_resident=True)
 
 
 @pytest.mark.parametrize(
     ("plan", "spec"),
-    [(GRID, SPEC), (CLUSTER, SPEC), (WARP, NARROW), (CTA, NARROW), (NONE, PLAIN)],
-    ids=["grid", "cluster", "warp", "cta", "none"],
+    [(GRID, SPEC), (CLUSTER, SPEC), (WARP, NARROW), (CTA, NARROW), (NONE, PLAIN), (RESIDENT, SMALL)],
+    ids=["grid", "cluster", "warp", "cta", "none", "resident"],
 )
 def test_legal(plan: Plan, spec) -> None:
     assert legality(plan, spec, H200) == []
@@ -75,6 +77,25 @@ def test_one_change_is_refused(change: dict, code: str) -> None:
         assert refusal.remedy
 
 
+def test_a_resident_w_is_not_shared_and_has_to_fit() -> None:
+    (refusal,) = legality(replace(RESIDENT, cluster_m=2, ctas=128), SMALL, H200)
+    assert refusal.code == "resident-multicast"
+    assert legality(replace(RESIDENT, cluster_m=2, ctas=128, pipeline_depth=3, w_resident=False), SMALL, H200) == []
+    # one more slot of x, or one more tile of W
+    for plan, spec in ((replace(RESIDENT, pipeline_depth=9), SMALL), (RESIDENT, replace(SMALL, k=520))):
+        (refusal,) = legality(plan, spec, H200)
+        assert refusal.code == "shared-memory"
+        assert refusal.numbers["total"] - H200.shared_memory in range(1, 64 * 128 * 2)
+        assert "w_resident" in refusal.remedy
+    far = replace(SMALL, k=1024)
+    (refusal,) = legality(RESIDENT, far, H200)
+    assert "not even two slots" in refusal.remedy
+    assert legality(replace(RESIDENT, pipeline_depth=6, w_resident=False), far, H200) == []
+    # both layouts of W, and a K that is no multiple of a tile
+    for spec in (replace(SMALL, w_layout="KN"), replace(SMALL, k=456, n=520)):
+        assert legality(replace(RESIDENT, ctas=60), spec, H200) == []
+
+
 def test_exchange_without_a_reduction() -> None:
     assert [r.code for r in legality(replace(NONE, exchange="grid"), PLAIN, H200)] == ["exchange-none"]
 
@@ -118,11 +139,18 @@ def test_shared_memory_by_hand() -> None:
     parts = shared_memory(GRID, SPEC)
     assert parts == {
         "pipeline": 3 * (64 + 256) * 64 * 2,
+        "resident_w": 0,
         "staging": 2 * 64 * 256 * 2,
         "vectors": 3 * 4 * 256,
-        "mailboxes": 0,
+        "mailboxes": 8,
         "barriers": 1024,
     }
+    resident = shared_memory(RESIDENT, SMALL)
+    assert resident["pipeline"] == 8 * 64 * 64 * 2
+    assert resident["resident_w"] == 128 * 512 * 2
+    # whole tiles of K, and the columns of both groups that stand side by side
+    wide = replace(RESIDENT, layout="cooperative", groups_n=2)
+    assert shared_memory(wide, replace(SMALL, k=136))["resident_w"] == 256 * 192 * 2
     # two values a row and part, two generations; pingpong has 128 rows
     assert shared_memory(CLUSTER, SPEC)["mailboxes"] == 128 * 4 * 2 * 8 * 2
     assert shared_memory(CTA, NARROW)["mailboxes"] == 2 * 64 * 2 * 2 * 8 * 2

@@ -25,6 +25,9 @@ from tvm_comfuse.target import parse_target
 from tvm_comfuse.tir_passes.emit.expressions import rebind
 from tvm_comfuse.tir_passes.kernel import Kernel
 from tvm_comfuse.tir_passes.lower import LowerClusters, lower
+from tvm_comfuse.verify.static.barriers import LOAD
+from tvm_comfuse.verify.static.index import index_of
+from tvm_comfuse.verify.static.scene import Scene, scenes
 
 TARGET = parse_target("h200")
 BASE = Plan(64, 256, 64, 3, "cooperative", 2, 1, "grid", 1, 1, 128, ("tma",), ("tma",))
@@ -36,6 +39,8 @@ PLANS = {
     "pingpong_grid": replace(BASE, layout="pingpong", groups_m=1),
     "pingpong_multicast": replace(BASE, layout="pingpong", groups_m=1, cluster_m=2),
     "pingpong_tall": replace(BASE, layout="pingpong", groups_m=1, tile_m=128, tile_n=128),
+    "cooperative_resident": replace(BASE, tile_n=128, w_resident=True),
+    "pingpong_resident": replace(BASE, tile_n=128, layout="pingpong", groups_m=1, pipeline_depth=8, w_resident=True),
     "global_store": replace(BASE, store=("global",)),
 }
 
@@ -58,6 +63,36 @@ def test_every_kind_of_plan_compiles(name: str) -> None:
     report = cubin_of(lower(scheduled("layer_norm", 4096, 512, 256, PLANS[name]), name))
     assert [kernel.name for kernel in report.kernels] == [f"{name}_kernel"]
     assert report.spill_stores == report.spill_loads == 0
+    assert not report.warnings
+
+
+@pytest.mark.parametrize("layout", ["NK", "KN"])
+@pytest.mark.parametrize("groups_m", [1, 2], ids=["pingpong", "cooperative"])
+def test_a_resident_w_is_loaded_in_the_first_step_only(groups_m: int, layout: str) -> None:
+    """Structure; the numbers are in test_interpreter."""
+    plan = PLANS["pingpong_resident" if groups_m == 1 else "cooperative_resident"]
+    index = index_of(lower(scheduled("layer_norm", 16384, 512, 256, plan, layout=layout), "kernel"))
+
+    def landed(scene: Scene) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        for load in index.named(LOAD):
+            source = index.map_of(load.args[1])
+            assert source is not None
+            name = str(source.variable.name)
+            totals[name] = totals.get(name, 0) + scene.count(load, ()).item() * source.box_bytes
+        return totals
+
+    small, large = (landed(scene) for scene in scenes(index))
+    assert small["w_map"] == large["w_map"] == 128 * 256 * 2
+    assert small["a_map"] < large["a_map"]
+    assert small["a_map"] % (groups_m * 64 * 256 * 2) == 0
+
+
+@pytest.mark.parametrize("depth", [4, 6, 8])
+def test_small_k_with_a_resident_w_does_not_spill(depth: int) -> None:
+    plan = replace(PLANS["pingpong_resident"], pipeline_depth=depth, ctas=132)
+    report = cubin_of(lower(scheduled("layer_norm", 16384, 512, 512, plan), "kernel"))
+    assert report.spill_stores == report.spill_loads == report.kernels[0].stack_frame == 0
     assert not report.warnings
 
 

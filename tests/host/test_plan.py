@@ -23,9 +23,15 @@ def test_json_round_trip() -> None:
 
 def test_optional_fields_have_defaults() -> None:
     values = PLAN.to_dict()
-    for name in ("operands", "store", "fast_math"):
+    for name in ("operands", "store", "fast_math", "w_resident"):
         del values[name]
     assert Plan.from_dict(values) == replace(PLAN, operands=(), store=())
+
+
+def test_short_says_where_w_is() -> None:
+    assert "resident" not in PLAN.short()
+    assert replace(PLAN, w_resident=True).short() == PLAN.short().replace("pingpong", "pingpong, W resident")
+    assert Plan.from_json(replace(PLAN, w_resident=True).to_json()).w_resident
 
 
 def test_a_plan_is_frozen() -> None:
@@ -39,6 +45,7 @@ def test_a_plan_is_frozen() -> None:
         ({"tile_m": "64"}, "tile_m"),
         ({"tile_m": True}, "tile_m"),
         ({"fast_math": 1}, "fast_math"),
+        ({"w_resident": 1}, "w_resident"),
         ({"layout": 3}, "layout"),
         ({"operands": "tma"}, "operands"),
         ({"waves": 2}, "unknown"),

@@ -64,6 +64,14 @@ def test_a_row_in_many_parts_keeps_the_code_of_the_second_turn() -> None:
     assert small.reduced["cluster_n"] == (8, 5)
 
 
+def test_a_resident_w_stays_resident_and_meets_a_ring_that_wraps() -> None:
+    plan = Plan(64, 128, 64, 4, "pingpong", 1, 1, "grid", 1, 1, 132, ("tma",), ("tma",), w_resident=True)
+    small = twin(scheduled("layer_norm", 16384, 512, 512, plan=plan), H200)
+    assert small.plan.w_resident
+    assert small.reduced["K"] == (512, 5 * 64)
+    assert check(lower(small.func, "twin"), H200) == []
+
+
 def test_a_kernel_is_verified() -> None:
     name = "gate_two_outputs"
     result = verify_kernel("some_kernel", scheduled(name, None, 1000, 520), H200, seeds=(0,))

@@ -50,6 +50,13 @@ def loop(extent: Expr, name: str) -> Iterator[Expr]:
 
 
 @contextmanager
+def rolled(extent: Expr, name: str) -> Iterator[Expr]:
+    """A serial loop that the CUDA compiler does not unroll: it would keep addresses of each round in registers."""
+    with T.serial(extent, unroll=False) as variable:
+        yield named(name, variable)
+
+
+@contextmanager
 def unrolled(extent: int, name: str) -> Iterator[Expr]:
     """A loop that the CUDA compiler unrolls; what it indexes may stay in registers."""
     with T.unroll(extent) as variable:

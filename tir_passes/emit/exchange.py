@@ -6,15 +6,18 @@ parities).  Writing exchange x + 2 cannot overtake a reader of exchange x: the w
 it took a partial of that reader, who had sent it after reading exchange x.
 
 cta, cluster   slots in the shared memory of every reader (distributed shared memory); tags count from 1
-grid           one slot in global memory; tags go on from launch to launch, so nothing has to be cleared in between
+grid           one slot in global memory; tags go on from launch to launch, so nothing has to be cleared in between.  In front
+               of its first exchange a warp group waits until its launch owns the slots (emit/workspace.py)
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from tvm.script import tirx as T
+
 from tvm_comfuse.schedules.plan import MMA_GROUPS
-from tvm_comfuse.tir_passes.emit.dsl import f32, registers, store, u32, when
+from tvm_comfuse.tir_passes.emit.dsl import do, f32, registers, store, u32, when
 from tvm_comfuse.tir_passes.emit.instructions import post_cluster, post_grid, take
 
 Expr = Any
@@ -31,28 +34,31 @@ def slots_of_group(kernel: Any) -> int:
 class Exchange:
     """Sends a warp group's row partials and takes those of all parts of the row."""
 
-    def __init__(self, kernel: Any, tag_base: Expr):
+    def __init__(self, kernel: Any):
         self.kernel = kernel
-        self.tag_base = tag_base
         self.parts = kernel.geometry.row_parts
         self.scope = kernel.plan.exchange
 
-    def share(self, count: int, number: Expr, partial: Any) -> Any:
-        """One exchange.
+    def post(self, number: Expr, partial: Any) -> None:
+        """Sends this part's partials.
 
-        count    values per row
         number   how many exchanges this warp group did before, in this launch
-        partial  registers [count, rows]
+        partial  registers [values, rows]
+        """
+        count, rows = partial.shape
+        tag = self._tag(number)
+        for value in range(int(count)):
+            for row in range(int(rows)):
+                self._post(number % PARITIES, self.kernel.row_part, value, row, partial[value, row], tag)
+
+    def take(self, count: int, number: Expr) -> Any:
+        """Waits for the partials of all parts.
+
+        count  values per row
         Returns registers [count, rows, mine]: the partials of parts q, q + 4, ... for lane q of a quad.
         """
-        kernel, fragment = self.kernel, self.kernel.fragment
-        tag = self.tag_base + u32(number) + u32(1)
-        parity = number % PARITIES
-        part = kernel.row_part
-        for value in range(count):
-            for row in range(fragment.rows):
-                self._post(parity, part, value, row, partial[value, row], tag)
-        mine = -(-self.parts // QUAD)
+        fragment = self.kernel.fragment
+        mine, tag = -(-self.parts // QUAD), self._tag(number)
         got = registers([count, fragment.rows, mine], "float32", "taken")
         for turn in range(mine):
             source = fragment.quad_lane + turn * QUAD
@@ -61,9 +67,21 @@ class Exchange:
                     store(got, f32(0.0), value, row, turn)
             with when(source < self.parts):
                 which = [(value, row) for value in range(count) for row in range(fragment.rows)]
-                slots = [self._slot(parity, source, value, row) for value, row in which]
+                slots = [self._slot(number % PARITIES, source, value, row) for value, row in which]
                 take(self._memory, tag, slots, [got[value, row, turn] for value, row in which])
         return got
+
+    def _tag(self, number: Expr) -> Expr:
+        tag = u32(number) + u32(1)
+        return self._tag_base() + tag if self.scope == "grid" else tag
+
+    def _tag_base(self) -> Expr:
+        """The tags of this launch begin behind this one.  It is loaded anew for each exchange: the main loop has no register
+        to keep it in."""
+        kernel = self.kernel
+        base = registers([1], "uint32", "tag_base")
+        do(T.ptx.ld.shared.u32(base[0], kernel.smem.ptr_to([kernel.layout.mailbox])))
+        return base[0]
 
     def _post(self, parity: Expr, part: Expr, value: int, row: int, what: Expr, tag: Expr) -> None:
         kernel, lane = self.kernel, self.kernel.fragment.quad_lane

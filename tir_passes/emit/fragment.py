@@ -3,6 +3,9 @@
 wgmma leaves a tile of 64 rows so that a thread has, for each chunk of eight columns, two neighbouring columns in two rows:
 row 16 warp + lane / 4 + 8 half, columns 8 chunk + 2 (lane % 4) + element.  A tile of 128 rows is two such blocks.
 A quad of four lanes has a whole row of the tile between them.
+
+Those are columns of B's tile.  With w_order quads its rows are put there in another order, and the columns of the result are
+32 (chunk / 4) + 8 (lane % 4) + 2 (chunk % 4) + element: a lane has eight neighbours of every 32.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ class Fragment:
     tile_n: int
     warp: Expr
     lane: Expr
+    quads: bool = False
 
     @property
     def blocks(self) -> int:
@@ -56,7 +60,18 @@ class Fragment:
 
     def column(self, place: ElementPlace) -> Expr:
         """Column in the tile of an element's pair of neighbours (element 0)."""
-        return place.chunk * 8 + self.quad_lane * 2
+        return self.lane_column + self.offset(place)
+
+    @property
+    def lane_column(self) -> Expr:
+        """The first column a lane has."""
+        return self.quad_lane * (8 if self.quads else 2)
+
+    def offset(self, place: ElementPlace) -> Expr:
+        """Columns from there to an element's pair of neighbours: the same in every lane."""
+        if not self.quads:
+            return place.chunk * 8
+        return place.box * BOX_COLUMNS + place.pair // 2 * 32 + place.word * 2
 
     def accumulator(self, place: ElementPlace, element: int) -> Expr:
         """Register of an element."""
@@ -88,6 +103,11 @@ class ElementPlace:
     def chunk(self) -> Expr:
         """Chunk of eight columns in the tile."""
         return self.box * (BOX_COLUMNS // 8) + self.pair * 2 + self.side
+
+    @property
+    def word(self) -> int:
+        """With w_order quads: which of the four words, two neighbours each, of eight neighbouring columns."""
+        return self.pair % 2 * 2 + self.side
 
     @property
     def row(self) -> int:

@@ -11,7 +11,9 @@ from tvm_comfuse.tir_passes.emit.dsl import do
 Expr = Any
 
 TMA_LOAD = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-TMA_LOAD_MULTICAST = TMA_LOAD + ".multicast::cluster"
+TMA_LOAD_5D = TMA_LOAD.replace("2d", "5d")
+MULTICAST = ".multicast::cluster"
+TMA_PREFETCH = "cp.async.bulk.prefetch.tensor.2d.L2.global"
 TMA_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group"
 
 _EXTREME = """__device__ __forceinline__ float comfuse_{op}(float a, float b) {{ float r;

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm.script import tirx as T
 
-from tvm_comfuse.tir_passes.emit.dsl import Cell, do, loop, unrolled
+from tvm_comfuse.tir_passes.emit.dsl import Cell, do, rolled, unrolled
 from tvm_comfuse.tir_passes.emit.instructions import pin
 from tvm_comfuse.tir_passes.emit.ring import Cursor, release, wait
 from tvm_comfuse.tir_passes.emit.shared import ATOM_BYTES
@@ -22,20 +25,38 @@ UNIT = 16
 SWIZZLE_128B = 3
 
 
+def _alone() -> None:
+    """Nothing runs beside a slot."""
+
+
+@dataclass(frozen=True)
+class Company:
+    """What else a warp group does while its wgmmas run.
+
+    first_slots, beside_first(k)  emitted beside each of the first slots, which are unrolled
+    last_slots, before_last()     emitted once, before the last slots
+    """
+
+    first_slots: int
+    beside_first: Callable[[Expr], None]
+    last_slots: int
+    before_last: Callable[[], None]
+
+
 class MainLoop:
     """Descriptors of both operands and the loop that uses them.  `group_row`, `group_column`: the warp group's place in a
     cooperative CTA tile (0 in the pingpong layout)."""
 
     def __init__(self, kernel: Any, group_row: Expr, group_column: Expr):
         self.kernel = kernel
-        plan, spec, layout = kernel.plan, kernel.spec, kernel.layout
+        plan, spec = kernel.plan, kernel.spec
         self.blocks = plan.tile_m // M_ROWS
         self.per_block = plan.tile_n // 2
         self.transposed = spec.w_layout == "KN"
         self.a = Cell("uint64", "a_descriptor")
         self.b = Cell("uint64", "b_descriptor")
         a_offset = group_row * (plan.tile_m * ATOM_BYTES)
-        b_offset = layout.a_bytes + group_column * (plan.tile_n * ATOM_BYTES)
+        b_offset = kernel.w_tiles.first + group_column * (plan.tile_n * ATOM_BYTES)
         # stride between groups of eight rows of 128 bytes; between blocks of 64 columns if N is the contiguous axis
         stride = 8 * ATOM_BYTES // UNIT
         leading = plan.tile_k * ATOM_BYTES // UNIT if self.transposed else 1
@@ -43,12 +64,13 @@ class MainLoop:
         do(encode(self.a.address, kernel.smem.ptr_to([a_offset]), 1, stride, SWIZZLE_128B))
         do(encode(self.b.address, kernel.smem.ptr_to([b_offset]), leading, stride, SWIZZLE_128B))
 
-    def slot(self, cursor: Cursor, first: Expr) -> None:
-        """The wgmmas of one slot, committed as one group; `first` (bool): overwrite the accumulators."""
+    def slot(self, cursor: Cursor, k: Expr) -> None:
+        """The wgmmas of a step's k-th slot, committed as one group; the first overwrites the accumulators."""
         kernel = self.kernel
         half = {"bfloat16": "bf16", "float16": "f16"}[kernel.spec.x_dtype]
         name = f"wgmma.mma_async.sync.aligned.m64n{kernel.plan.tile_n}k16.f32.{half}.{half}"
-        moved = T.cast(cursor.slot.value * (kernel.layout.slot_bytes // UNIT), "uint64")
+        a_moved = T.cast(cursor.slot.value * (kernel.layout.slot_bytes // UNIT), "uint64")
+        b_moved = T.cast(kernel.w_tiles.distance(cursor.slot.value, k, UNIT), "uint64")
         # 16 columns further inside the 128-byte row, or 16 rows further down if N is the contiguous axis
         b_step = K_STEP * ATOM_BYTES // UNIT if self.transposed else K_STEP * 2 // UNIT
         do(T.ptx.wgmma.fence.sync.aligned())
@@ -59,9 +81,9 @@ class MainLoop:
                 do(
                     T.ptx[name](
                         *[kernel.acc[base + i] for i in range(self.per_block)],
-                        self.a.value + moved + T.uint64(a_move),
-                        self.b.value + moved + T.uint64(step * b_step),
-                        T.Not(first) if step == 0 else T.bool(True),
+                        self.a.value + a_moved + T.uint64(a_move),
+                        self.b.value + b_moved + T.uint64(step * b_step),
+                        T.Not(k == 0) if step == 0 else T.bool(True),
                         1,
                         1,
                         0,
@@ -70,20 +92,34 @@ class MainLoop:
                 )
         do(T.ptx.wgmma.commit_group.sync.aligned())
 
-    def run(self, cursor: Cursor, issued: Any) -> None:
+    def run(self, cursor: Cursor, step: Expr, issued: Any, company: Company) -> None:
         """All slots of one step.  `issued()` emits what happens when the last wgmma is on its way."""
         kernel, slots = self.kernel, self.kernel.geometry.k_slots
-        wait_group = T.ptx.wgmma.wait_group.sync.aligned
-        with loop(slots, "k") as k:
-            wait(kernel.full, cursor.slot.value, cursor.parity.value)
-            self.slot(cursor, k == 0)
-            # the group before this one is complete now: its slot goes back
-            do(wait_group(1))
-            with kernel.when(k > 0):
-                release(kernel.empty, cursor.previous, kernel.thread, kernel.place)
-            cursor.advance(1)
+        first, last = company.first_slots, company.last_slots
+        if first:
+            with unrolled(first, "k") as k:
+                self._slot_and_more(cursor, step, k, partial(company.beside_first, k))
+        with rolled(slots - first - last, "k") as k:
+            self._slot_and_more(cursor, step, k + first, _alone)
+        # no condition in a loop leads there: what it brings would hold registers in every slot
+        if last:
+            company.before_last()
+            with rolled(last, "k") as k:
+                self._slot_and_more(cursor, step, k + (slots - last), _alone)
         issued()
-        do(wait_group(0))
+        do(T.ptx.wgmma.wait_group.sync.aligned(0))
         release(kernel.empty, cursor.previous, kernel.thread, kernel.place)
         with unrolled(kernel.accumulators, "i") as i:
             pin(kernel.acc[i])
+
+    def _slot_and_more(self, cursor: Cursor, step: Expr, k: Expr, beside: Any) -> None:
+        kernel = self.kernel
+        wait(kernel.full, cursor.slot.value, cursor.parity.value)
+        kernel.w_tiles.wait(step, k)
+        self.slot(cursor, k)
+        beside()
+        # the group before this one is complete now: its slot goes back
+        do(T.ptx.wgmma.wait_group.sync.aligned(1))
+        with kernel.when(k > 0):
+            release(kernel.empty, cursor.previous, kernel.thread, kernel.place)
+        cursor.advance(1)

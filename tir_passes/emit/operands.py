@@ -22,23 +22,30 @@ PAIR_COLUMNS = 16
 IN_FLIGHT = 48
 
 
-def fill_vectors(kernel: Any, threads: int) -> None:
-    """All threads: this CTA's columns of each [N]-vector, as float32, zeros behind N.
+def fill_vectors(kernel: Any, threads: int, thread: Expr) -> None:
+    """This CTA's columns of each [N]-vector, as float32, zeros behind N; by `threads` threads, of which this is number
+    `thread`.
 
-    A lane needs two neighbours of each of the two chunks of a pair.  They are put next to each other, so that it gets all
-    four with one load.
+    A lane needs four columns of each pair of chunks.  They are put next to each other, so that it gets them with one load.
     """
     count = kernel.plan.cta_columns
     with loop(-(-count // threads), "j") as j:
-        at = j * threads + kernel.cta_thread
+        at = j * threads + thread
         with when(at < count):
             column = kernel.place.column + at
-            slot = at // PAIR_COLUMNS * PAIR_COLUMNS + at % 8 // 2 * 4 + at // 8 % 2 * 2 + at % 2
+            slot = _vector_slot(at, kernel.plan.w_order == "quads")
             for index, buffer in enumerate(kernel.vectors):
                 value = T.cast(buffer[column], "float32")
                 if kernel.geometry.ragged_n:
                     value = T.if_then_else(column < kernel.spec.n, value, f32(0.0))
                 store(kernel.vector_views[index], value, slot)
+
+
+def _vector_slot(at: Expr, quads: bool) -> Expr:
+    """Where column `at` of a vector is kept: first by pair of chunks, then by lane of the quad."""
+    if quads:
+        return at // 32 * 32 + at // 4 % 2 * PAIR_COLUMNS + at // 8 % 4 * 4 + at % 4
+    return at // PAIR_COLUMNS * PAIR_COLUMNS + at % 8 // 2 * 4 + at // 8 % 2 * 2 + at % 2
 
 
 def load_scalars(kernel: Any) -> Any:
@@ -49,17 +56,19 @@ def load_scalars(kernel: Any) -> Any:
     return cells
 
 
-def load_columns(kernel: Any, step: Expr) -> Any:
+def column_registers(kernel: Any, rows: int) -> Any:
+    """Room for every [M, 1] operand in the rows of a thread."""
+    return registers([max(len(kernel.columns), 1), rows], "float32", "columns")
+
+
+def load_columns(kernel: Any, cells: Any, step: Expr) -> None:
     """Every [M, 1] operand for the rows of this thread; zeros behind M."""
-    fragment = kernel.fragment
-    cells = registers([max(len(kernel.columns), 1), fragment.rows], "float32", "columns")
     for index, buffer in enumerate(kernel.columns):
-        for row in range(fragment.rows):
+        for row in range(kernel.fragment.rows):
             at = kernel.global_row(step, row)
             where = (at, 0) if len(buffer.shape) == 2 else (at,)
             value = T.if_then_else(at < kernel.place.rows, T.cast(buffer[where], "float32"), f32(0.0))
             store(cells, value, index, row)
-    return cells
 
 
 @dataclass(frozen=True)
@@ -69,12 +78,14 @@ class Inputs:
     vectors  by vector: [pairs, 4], columns (side, element)
     words    by staged tile: [blocks, pairs, 4] of two half-precision numbers
     floats   by tile in global memory: [rows, pairs, 2, 2] float32
+    eights   by tile in global memory, eight neighbours with one access
     """
 
     first: int
     vectors: dict[int, Any]
     words: dict[int, tuple[Any, str]]
     floats: dict[int, Any]
+    eights: dict[int, Eights]
 
     def vector(self, index: int, place: ElementPlace, element: int) -> Expr:
         """An element of an [N]-vector."""
@@ -85,15 +96,22 @@ class Inputs:
         pair = place.pair - self.first
         if index in self.floats:
             return self.floats[index][place.row, pair, place.side, element]
+        if index in self.eights:
+            return self.eights[index].element(place, element)
         words, dtype = self.words[index]
         return unpack(words[place.block, pair, place.matrix], dtype)[element]
 
 
-def pairs_in_flight(kernel: Any, vectors: list[int], tiles: list[int]) -> int:
-    """How many pairs of chunks are loaded together: a divisor of BOX_PAIRS."""
-    blocks = kernel.fragment.blocks
-    a_pair = 4 * len(vectors) + sum((8 if kernel.tiles[index].tile == NO_TILE else 4) * blocks for index in tiles)
-    return next(count for count in (4, 2, 1) if count * a_pair <= IN_FLIGHT or count == 1)
+def pairs_in_flight(kernel: Any, vectors: list[int], tiles: list[int], besides: int) -> int:
+    """How many pairs of chunks are loaded together: a divisor of BOX_PAIRS.  `besides`: further registers of a pair."""
+    fragment = kernel.fragment
+    of_tile = {index: 4 * fragment.blocks for index in tiles}
+    for index in tiles:
+        if kernel.tiles[index].tile == NO_TILE and not reads_eights(kernel, index):
+            of_tile[index] *= 2
+    a_pair = besides + 4 * len(vectors) + sum(of_tile.values())
+    least = 2 if any(reads_eights(kernel, index) for index in tiles) else 1
+    return next(count for count in (4, 2, 1) if count * a_pair <= IN_FLIGHT or count == least)
 
 
 def load(
@@ -101,15 +119,20 @@ def load(
 ) -> Inputs:
     """Everything a pass reads of some pairs; `vectors` and `tiles` are positions among the operands of that kind, `far` has
     the tiles that are read from global memory."""
-    inputs = Inputs(pairs[0], {}, {}, {})
+    inputs = Inputs(pairs[0], {}, {}, {}, {})
     for index in vectors:
         inputs.vectors[index] = _load_vector(kernel, index, box, pairs)
     for index in tiles:
         operand = kernel.tiles[index]
-        if index in far:
+        if index in kernel.early:
+            inputs.eights[index] = kernel.early[index]
+        elif reads_eights(kernel, index):
+            inputs.eights[index] = Eights(kernel, far[index].dtype, len(pairs) // 2, pairs[0])
+            inputs.eights[index].load(far[index], box, pairs)
+        elif index in far:
             inputs.floats[index] = _load_global(kernel, far[index], box, pairs)
         else:
-            inputs.words[index] = (_load_tile(kernel, operand.tile, box, pairs), str(operand.buffer.dtype))
+            inputs.words[index] = (load_tile(kernel, operand.tile, box, pairs), str(operand.buffer.dtype))
     return inputs
 
 
@@ -123,7 +146,8 @@ def _load_vector(kernel: Any, index: int, box: Expr, pairs: range) -> Any:
     return cells
 
 
-def _load_tile(kernel: Any, tile: int, box: Expr, pairs: range) -> Any:
+def load_tile(kernel: Any, tile: int, box: Expr, pairs: range) -> Any:
+    """A staging tile's words of some pairs: registers [blocks, pairs, 4]."""
     fragment = kernel.fragment
     words = registers([fragment.blocks, len(pairs), 4], "uint32", "words")
     get = T.ptx["ldmatrix.sync.aligned.m8n8.x4.shared.b16"]
@@ -143,23 +167,62 @@ def matrix_address(kernel: Any, tile: int, block: int, box: Expr, pair: int) -> 
 class GlobalRows:
     """Where a thread's elements of an [M, N] tensor are in global memory.
 
-    One address for each of its rows; columns are constants added to it, which the instructions take as immediates.
+    One address for each of its rows; columns are constants added to it, which the instructions take as immediates.  Rows that
+    lie in the tensor are told by their number, columns by theirs.
     """
 
     def __init__(self, kernel: Any, buffer: Any, step: Expr):
         self.kernel, self.dtype = kernel, str(buffer.dtype)
         self.size = 4 if self.dtype == "float32" else 2
         self.rows = [kernel.global_row(step, row) for row in range(kernel.fragment.rows)]
-        self.column = bound("column", kernel.global_column(kernel.fragment.quad_lane * 2))
+        self.column = bound("column", kernel.global_column(kernel.fragment.lane_column))
         self.bases = [bound("base", buffer.ptr_to([row, self.column])) for row in self.rows]
 
     def address(self, place: ElementPlace) -> Expr:
-        """Address of two neighbours."""
-        return T.handle_add_byte_offset(self.bases[place.row], place.chunk * (8 * self.size))
+        """Address of an element's pair of neighbours."""
+        return T.handle_add_byte_offset(self.bases[place.row], self.kernel.fragment.offset(place) * self.size)
 
     def inside(self, place: ElementPlace) -> Expr:
         """Whether they lie in the tensor."""
-        return self.kernel.inside(self.rows[place.row], self.column + place.chunk * 8)
+        return self.kernel.inside(self.rows[place.row], self.column + self.kernel.fragment.offset(place))
+
+
+def reads_eights(kernel: Any, index: int) -> bool:
+    """Whether an [M, N] operand is read from global memory eight half-precision neighbours at a time."""
+    operand = kernel.tiles[index]
+    return kernel.fragment.quads and operand.tile == NO_TILE and str(operand.buffer.dtype) != "float32"
+
+
+class Eights:
+    """Registers [rows, groups of 32 columns, 4] with what a lane has of an [M, N] operand: eight neighbours of each group.
+
+    groups, first  how many groups they hold, and the number of the pair of chunks in its box that is the first one; a
+                   whole tile if first is None
+    """
+
+    def __init__(self, kernel: Any, dtype: str, groups: int, first: int | None):
+        self.fragment, self.dtype, self.first = kernel.fragment, dtype, first
+        self.words = registers([kernel.fragment.rows, groups, 4], "uint32", "eights")
+
+    def load(self, rows: GlobalRows, box: Expr, pairs: range) -> None:
+        """Some pairs of chunks of a box; zeros outside the tensor."""
+        for place in places(self.fragment, box, pairs):
+            if place.word != 0:
+                continue
+            at = [(*self._group(place), word) for word in range(4)]
+            for index in at:
+                store(self.words, u32(0), *index)
+            with when(rows.inside(place)):
+                do(T.ptx.ld.global_.v4.u32(*[self.words[index] for index in at], rows.address(place)))
+
+    def element(self, place: ElementPlace, element: int) -> Expr:
+        """An element as float32."""
+        return unpack(self.words[(*self._group(place), place.word)], self.dtype)[element]
+
+    def _group(self, place: ElementPlace) -> tuple[int, Expr]:
+        if self.first is None:
+            return place.row, place.box * (BOX_PAIRS // 2) + place.pair // 2
+        return place.row, (place.pair - self.first) // 2
 
 
 def _load_global(kernel: Any, rows: GlobalRows, box: Expr, pairs: range) -> Any:

@@ -10,9 +10,10 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from tvm_comfuse.schedules.legality import QUAD_COLUMNS
 from tvm_comfuse.schedules.plan import MMA_GROUPS
 from tvm_comfuse.tir_passes.emit.dsl import do, loop, when
-from tvm_comfuse.tir_passes.emit.instructions import TMA_LOAD, TMA_LOAD_MULTICAST, TMA_STORE
+from tvm_comfuse.tir_passes.emit.instructions import MULTICAST, TMA_LOAD, TMA_LOAD_5D, TMA_PREFETCH, TMA_STORE
 from tvm_comfuse.tir_passes.emit.ring import Cursor, arm, arrive, wait
 from tvm_comfuse.tir_passes.emit.shared import ATOM_BYTES, ATOM_COLUMNS
 
@@ -20,7 +21,7 @@ Expr = Any
 
 
 def fill_ring(kernel: Any) -> None:
-    """Warp 0: for each step and slot, wait until it is empty, arm it, load A and this CTA's share of B."""
+    """Warp 0: for each step and slot, wait until it is empty, arm it, load A and, where it is due, this CTA's share of B."""
     geometry, plan, place = kernel.geometry, kernel.plan, kernel.place
     cursor = Cursor(plan.pipeline_depth, 1, "fill")
     with loop(place.steps, "step") as step, loop(geometry.k_slots, "k") as k:
@@ -30,8 +31,10 @@ def fill_ring(kernel: Any) -> None:
         barrier = kernel.full.ptr_to([cursor.slot.value])
         depth = k * plan.tile_k
         do(T.ptx[TMA_LOAD](kernel.smem.ptr_to([base]), _address(kernel.a_map), depth, place.row(step), barrier))
-        _load_b(kernel, base + kernel.layout.a_bytes, depth, barrier)
+        with kernel.w_tiles.filled(step, k, cursor.slot.value, barrier) as (b_base, b_barrier):
+            _load_b(kernel, b_base, depth, b_barrier)
         _bring_operands(kernel, step, k)
+        _operands_ahead(kernel, step, k)
         cursor.advance(1)
 
 
@@ -40,14 +43,17 @@ def _load_b(kernel: Any, base: Expr, depth: Expr, barrier: Expr) -> None:
     plan, place = kernel.plan, kernel.place
     for index, (offset, column) in enumerate(b_boxes(plan, kernel.spec.w_layout)):
         along_n = place.column + column
-        at = (depth, along_n) if kernel.spec.w_layout == "NK" else (along_n, depth)
+        at: tuple[Expr, ...] = (depth, along_n) if kernel.spec.w_layout == "NK" else (along_n, depth)
+        load = TMA_LOAD
+        if plan.w_order == "quads":
+            at, load = (depth, 0, 0, 0, along_n // QUAD_COLUMNS), TMA_LOAD_5D
         target = kernel.smem.ptr_to([base + offset])
         if plan.cluster_m == 1:
-            do(T.ptx[TMA_LOAD](target, _address(kernel.w_map), *at, barrier))
+            do(T.ptx[load](target, _address(kernel.w_map), *at, barrier))
             continue
         with when(place.share == index % plan.cluster_m):
             mask = T.cast(T.uint32((1 << plan.cluster_m) - 1) << T.cast(place.peer(0), "uint32"), "uint16")
-            do(T.ptx[TMA_LOAD_MULTICAST](target, _address(kernel.w_map), *at, barrier, mask))
+            do(T.ptx[load + MULTICAST](target, _address(kernel.w_map), *at, barrier, mask))
 
 
 def b_box_rows(plan: Any, w_layout: str) -> int:
@@ -73,14 +79,36 @@ def _bring_operands(kernel: Any, step: Expr, k: Expr) -> None:
     use = step // MMA_GROUPS if kernel.geometry.pingpong else step
     boxes = range(kernel.plan.tile_n // ATOM_COLUMNS)
     due = [(group, slot, box) for group in groups for slot in kernel.operand_tiles for box in boxes]
+    first = _first_operand_slot(kernel)
     for nth, (group, slot, box) in enumerate(due):
-        with when(k == nth * kernel.geometry.k_slots // len(due)):
+        with when(k == first + nth * (kernel.geometry.k_slots - first) // len(due)):
             index = kernel.tile_barrier(group, slot.tile)
             if box == 0:
                 wait(kernel.tile_empty, index, (use + 1) % 2)  # parity 1 passes on a fresh barrier
                 arm(kernel.tile_full, index, kernel.layout.tile_bytes)
             target, at = box_of(kernel, step, group, slot.tile, box)
             do(T.ptx[TMA_LOAD](target, _address(slot.map), *at, kernel.tile_full.ptr_to([index])))
+
+
+def _operands_ahead(kernel: Any, step: Expr, k: Expr) -> None:
+    """Brings the step's [M, N] operands that the warp groups read from global memory to L2, spread over the main loop."""
+    plan, boxes = kernel.plan, kernel.plan.tile_n // ATOM_COLUMNS
+    groups = [step % MMA_GROUPS] if kernel.geometry.pingpong else list(range(MMA_GROUPS))
+    due = [(group, slot, box) for slot in kernel.tiles if slot.ahead for group in groups for box in range(boxes)]
+    for nth, (group, slot, box) in enumerate(due):
+        with when(k == nth * kernel.geometry.k_slots // len(due)):
+            row = kernel.place.row(step) + kernel.group_row(group) * plan.tile_m
+            column = kernel.place.column + kernel.group_column(group) * plan.tile_n + box * ATOM_COLUMNS
+            do(T.ptx[TMA_PREFETCH](_address(slot.map), column, row))
+
+
+def _first_operand_slot(kernel: Any) -> int:
+    """The slot with which operands begin.
+
+    Before, the step in front may still be at its stages and have its results in the tile.  To wait for the tile then would
+    keep the ring empty behind the stages: the first products of each step had to wait for their loads, 4% of a kernel's time.
+    """
+    return min(kernel.plan.pipeline_depth + 1, kernel.geometry.k_slots - 1)
 
 
 def send_results(kernel: Any) -> None:

@@ -19,17 +19,32 @@ from tvm_comfuse.tir_passes.emit.exchange import QUAD, Exchange
 from tvm_comfuse.tir_passes.emit.stages import COMBINE, Stages
 
 Expr = Any
+#: the largest finite float32
+LARGEST = 3.4028234663852886e38
 
 
-def reduce_round(kernel: Any, stages: Stages, members: list[Any], first_actions: list[Any], number: Expr) -> None:
-    """Emits one round; `first_actions` join its first pass.  Afterwards stages.rows has every member's row value."""
+def reduce_local(
+    kernel: Any,
+    stages: Stages,
+    members: list[Any],
+    first_actions: list[Any],
+    last_actions: list[Any],
+    number: Expr,
+    offsets: Any,
+) -> None:
+    """The passes of one round over this part of the row; then its partials are on their way.
+
+    first_actions join the first pass, last_actions the last one.  `number` counts the exchanges of the launch.
+    offsets: registers [rows], which get a number near the carried values of each row before the last pass, or None.
+    """
     firsts = [member for member in members if member.merge is None]
     seconds = [member for member in members if member.merge is not None]
     for member in firsts:
         _clear(stages, member)
-    stages.sweep(
-        first_actions + [stages.accumulate(kernel.blocks[m.block], m.op, stages.rows.of(m.block)) for m in firsts]
-    )
+    sums = [stages.accumulate(kernel.blocks[m.block], m.op, stages.rows.of(m.block)) for m in firsts]
+    if offsets is not None and not seconds:
+        _choose_offsets(kernel, stages, seconds, offsets)
+    stages.sweep(first_actions + sums + ([] if seconds else last_actions))
     for member in firsts:
         for row in range(kernel.fragment.rows):
             stages.across_quad(member.op, stages.rows.of(member.block), row)
@@ -38,12 +53,52 @@ def reduce_round(kernel: Any, stages: Stages, members: list[Any], first_actions:
         if member.merge == "moments":
             _localise_mean(kernel, stages.rows.of(member.merge_with))
     if seconds:
-        stages.sweep([stages.accumulate(kernel.blocks[m.block], m.op, stages.rows.of(m.block)) for m in seconds])
+        if offsets is not None:
+            _choose_offsets(kernel, stages, seconds, offsets)
+        sums = [stages.accumulate(kernel.blocks[m.block], m.op, stages.rows.of(m.block)) for m in seconds]
+        stages.sweep(sums + last_actions)
     for member in seconds:
         for row in range(kernel.fragment.rows):
             stages.across_quad(member.op, stages.rows.of(member.block), row)
     if kernel.plan.exchange != "warp":
-        _across_parts(kernel, stages, members, number)
+        Exchange(kernel).post(number, _partials(stages, members))
+
+
+def reduce_across(kernel: Any, stages: Stages, members: list[Any], number: Expr) -> None:
+    """Takes the partials of a round and merges them, the same way in every lane and CTA; then stages.rows has every
+    member's row value."""
+    if kernel.plan.exchange == "warp":
+        return
+    taken = Exchange(kernel).take(len(members), number)
+    position = {member.block: index for index, member in enumerate(members)}
+    for row in range(kernel.fragment.rows):
+        for member in members:
+            if member.merge is None:
+                _merge_plain(kernel, stages, member, taken, position[member.block], row)
+        for member in members:
+            if member.merge is not None:
+                _merge_second(kernel, stages, member, taken, position, row)
+
+
+def _choose_offsets(kernel: Any, stages: Stages, seconds: list[Any], offsets: Any) -> None:
+    """The part's mean or maximum where the round has a pair, else 0."""
+    for row in range(stages.fragment.rows):
+        value = f32(0.0)
+        if seconds:
+            first = stages.rows.of(seconds[0].merge_with)[row]
+            value = first * f32(1.0 / kernel.spec.n) if seconds[0].merge == "moments" else first
+            # no offset where it is infinite or NaN: the difference would lose what the element is
+            value = T.if_then_else(T.abs(value) <= f32(LARGEST), value, f32(0.0))
+        store(offsets, value, row)
+
+
+def _partials(stages: Stages, members: list[Any]) -> Any:
+    """Registers [values, rows]: what this part sends."""
+    partial = registers([len(members), stages.fragment.rows], "float32", "partial")
+    for index, member in enumerate(members):
+        for row in range(stages.fragment.rows):
+            store(partial, stages.rows.of(member.block)[row], index, row)
+    return partial
 
 
 def _clear(stages: Stages, member: Any) -> None:
@@ -69,25 +124,6 @@ def _localise_mean(kernel: Any, total: Any) -> None:
         scale = f32(float(kernel.spec.n)) / T.max(_columns_of(kernel, kernel.row_part), f32(1.0))
     for row in range(kernel.fragment.rows):
         store(total, total[row] * scale, row)
-
-
-def _across_parts(kernel: Any, stages: Stages, members: list[Any], number: Expr) -> None:
-    """Exchanges the partials of a round and merges them, the same way in every lane and CTA."""
-    rows, count = kernel.fragment.rows, len(members)
-    partial = registers([count, rows], "float32", "partial")
-    for index, member in enumerate(members):
-        for row in range(rows):
-            store(partial, stages.rows.of(member.block)[row], index, row)
-    taken = Exchange(kernel, kernel.tag_base).share(count, number, partial)
-    position = {member.block: index for index, member in enumerate(members)}
-    for row in range(rows):
-        for member in members:
-            index = position[member.block]
-            if member.merge is None:
-                _merge_plain(kernel, stages, member, taken, index, row)
-        for member in members:
-            if member.merge is not None:
-                _merge_second(kernel, stages, member, taken, position, row)
 
 
 def _parts_of(kernel: Any) -> list[tuple[int, Expr]]:

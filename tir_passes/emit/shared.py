@@ -1,6 +1,7 @@
 """The layout of a CTA's dynamic shared memory.
 
-From low to high: the ring of A and B tiles, the staging tiles of the MMA warp groups, [N]-vectors as float32, mailboxes.
+From low to high: the ring of A and B tiles, the B tiles of a W that stays, the staging tiles of the MMA warp groups,
+[N]-vectors as float32, mailboxes.
 Tiles that TMA touches start at multiples of 1024 bytes, as the 128-byte swizzle wants.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tvm_comfuse.schedules.footprint import SLOT_BYTES
 from tvm_comfuse.schedules.plan import MMA_GROUPS
 from tvm_comfuse.tir_passes.emit.geometry import Geometry
 
@@ -34,13 +36,13 @@ class SharedLayout:
 
     @property
     def b_bytes(self) -> int:
-        """The B tile of a slot."""
+        """One B tile: of a slot, or of a W that stays."""
         return self.geometry.plan.cta_columns * ATOM_BYTES
 
     @property
     def slot_bytes(self) -> int:
         """One slot of the ring."""
-        return self.a_bytes + self.b_bytes
+        return self.a_bytes if self.geometry.plan.w_resident else self.a_bytes + self.b_bytes
 
     @property
     def tile_bytes(self) -> int:
@@ -48,9 +50,14 @@ class SharedLayout:
         return self.geometry.plan.tile_m * self.geometry.plan.tile_n * 2
 
     @property
+    def resident_w(self) -> int:
+        """Offset of the B tiles of a W that stays, behind the ring."""
+        return self.geometry.plan.pipeline_depth * self.slot_bytes
+
+    @property
     def staging(self) -> int:
         """Offset of the staging tiles."""
-        return self.geometry.plan.pipeline_depth * self.slot_bytes
+        return self.resident_w + (self.geometry.k_slots * self.b_bytes if self.geometry.plan.w_resident else 0)
 
     def tile(self, group: Expr, index: int) -> Expr:
         """Offset of staging tile `index` of an MMA warp group."""
@@ -71,7 +78,10 @@ class SharedLayout:
 
     @property
     def mailbox_bytes(self) -> int:
-        """Two parities, every part of a row, every row value, 8 bytes each; for both warp groups unless they share rows."""
+        """Two parities, every part of a row, every row value, 8 bytes each; for both warp groups unless they share rows.
+        Of an exchange across the grid only the tag base is here."""
+        if self.geometry.plan.exchange == "grid":
+            return SLOT_BYTES
         if self.geometry.plan.exchange not in ("cta", "cluster"):
             return 0
         return 2 * MMA_GROUPS * self.geometry.row_parts * self.row_values * self.geometry.plan.tile_m * 8

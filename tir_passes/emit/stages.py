@@ -36,7 +36,7 @@ COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {
 class Action:
     """What a pass does with each element.
 
-    block   its expression is the element's value
+    block   its expression is the element's value; None: the carried value itself
     apply   (place, element, value) uses the value
     finish  (box, block of rows, pair of chunks) runs once all elements of a pair of chunks are applied
     """
@@ -67,42 +67,67 @@ class RowValues:
                 pin(cells[row])
 
 
-class Stages:
-    """Emits passes for one step of one warp group."""
+@dataclass(frozen=True)
+class _Reads:
+    """What passes read: positions among the [N] and the [M, N] operands, and where the latter are if in global memory."""
 
-    def __init__(self, kernel: Any, rows: RowValues, columns: Any, step: Expr):
-        self.kernel, self.rows, self.columns, self.step = kernel, rows, columns, step
+    vectors: list[int]
+    tiles: list[int]
+    far: dict[int, operands.GlobalRows]
+
+
+class Stages:
+    """Emits passes for one step of one warp group.  `held` is where the carried value is (see emit/held.py)."""
+
+    def __init__(self, kernel: Any, held: Any, rows: RowValues, columns: Any, step: Expr):
+        self.kernel, self.held, self.rows, self.columns, self.step = kernel, held, rows, columns, step
         self.fragment = kernel.fragment
 
     def sweep(self, actions: list[Action]) -> None:
-        """One pass over the thread's elements: for a few pairs of chunks at a time loads, arithmetic, results."""
+        """One pass over the thread's elements of the whole tile."""
         if not actions:
             return
-        buffers = read_buffers(action.block.value for action in actions)
+        reads = self._reads([actions])
+        with unrolled(self.fragment.boxes, "box") as box:
+            self._box([actions], box, reads)
+
+    def sweep_box(self, passes: list[list[Action]], box: Expr) -> None:
+        """Several passes over the elements of one box; a pass needs nothing of other elements."""
+        self._box(passes, box, self._reads(passes))
+
+    def _reads(self, passes: list[list[Action]]) -> _Reads:
+        blocks = [action.block for actions in passes for action in actions if action.block is not None]
+        buffers = read_buffers(block.value for block in blocks)
         self.rows.renew()
-        vectors = self._read("col", buffers)
-        tiles = self._read("tile", buffers)
+        tiles = self._positions("tile", buffers)
         far = {
             index: operands.GlobalRows(self.kernel, self.kernel.tiles[index].buffer, self.step)
             for index in tiles
             if self.kernel.tiles[index].tile == NO_TILE
         }
-        count = operands.pairs_in_flight(self.kernel, vectors, tiles)
-        with unrolled(self.fragment.boxes, "box") as box:
-            for first in range(0, BOX_PAIRS, count):
-                pairs = range(first, first + count)
-                inputs = operands.load(self.kernel, far, box, pairs, vectors, tiles)
+        return _Reads(self._positions("col", buffers), tiles, far)
+
+    def _box(self, passes: list[list[Action]], box: Expr, reads: _Reads) -> None:
+        """For a few pairs of chunks at a time loads, arithmetic, results."""
+        count = operands.pairs_in_flight(self.kernel, reads.vectors, reads.tiles, self.held.registers_of_pair)
+        for first in range(0, BOX_PAIRS, count):
+            pairs = range(first, first + count)
+            inputs = operands.load(self.kernel, reads.far, box, pairs, reads.vectors, reads.tiles)
+            self.held.load(box, pairs)
+            for actions in passes:
                 for place in operands.places(self.fragment, box, pairs):
                     self._apply(actions, place, inputs)
 
     def _apply(self, actions: list[Action], place: ElementPlace, inputs: operands.Inputs) -> None:
         for action in actions:
             for element in range(2):
-                action.apply(place, element, self._value(action.block, place, element, inputs))
+                carried = action.block is None
+                value = self.held.read(place, element) if carried else self._value(action.block, place, element, inputs)
+                action.apply(place, element, value)
             if action.finish is not None and place.matrix == LAST_MATRIX:
                 action.finish(place.box, place.block, place.pair)
 
-    def _read(self, kind: str, buffers: list[Any]) -> list[int]:
+    def _positions(self, kind: str, buffers: list[Any]) -> list[int]:
         """Positions of the operands of a kind that are among `buffers`."""
         return [
             index
@@ -123,7 +148,7 @@ class Stages:
             if home.kind == "scalar":
                 return kernel.scalar_cells[home.index]
             if home.kind == "carried":
-                return kernel.acc[self.fragment.accumulator(place, element)]
+                return self.held.read(place, element)
             assert inputs is not None
             return (
                 inputs.tile(home.index, place, element)
@@ -145,7 +170,7 @@ class Stages:
         """The carried value of a stage takes the place of the one before."""
 
         def apply(place: ElementPlace, element: int, value: Expr) -> None:
-            store(self.kernel.acc, value, self.fragment.accumulator(place, element))
+            self.held.write(place, element, value)
 
         return Action(block, apply)
 
@@ -160,9 +185,9 @@ class Stages:
 
         return Action(block, apply)
 
-    def send_tile(self, block: Any, output: Any, tile: int) -> Action:
-        """A half-precision result, to the staging tile that TMA stores."""
-        kernel, dtype = self.kernel, str(output.dtype)
+    def send_tile(self, block: Any, dtype: str, tile: int) -> Action:
+        """A value in half precision, to a staging tile."""
+        kernel = self.kernel
         pair = registers([2], "float32", "result")
         words = registers([4], "uint32", "words")
 
@@ -178,17 +203,29 @@ class Stages:
 
         return Action(block, apply, finish)
 
+    def park(self, parked: Any) -> Action:
+        """The carried value to the registers where it waits for row values."""
+        pair = registers([2], "float32", "result")
+
+        def apply(place: ElementPlace, element: int, value: Expr) -> None:
+            store(pair, value, element)
+            if element == 1:
+                parked.put(place, pair[0], pair[1])
+
+        return Action(None, apply)
+
     def send_global(self, block: Any, output: Any) -> Action:
-        """A result straight to global memory, two neighbours with one store."""
-        kernel = self.kernel
-        rows = operands.GlobalRows(kernel, output, self.step)
+        """A result straight to global memory, all neighbours of a lane with one store."""
+        if self.fragment.quads and str(output.dtype) != "float32":
+            return self._send_eights(block, output)
+        rows = operands.GlobalRows(self.kernel, output, self.step)
         pair = registers([2], "float32", "result")
 
         def apply(place: ElementPlace, element: int, value: Expr) -> None:
             store(pair, value, element)
             if element == 0:
                 return
-            with kernel.when(rows.inside(place)):
+            with self.kernel.when(rows.inside(place)):
                 if rows.dtype == "float32":
                     do(T.ptx.st.global_.v2.f32(rows.address(place), pair[0], pair[1]))
                 else:
@@ -197,6 +234,26 @@ class Stages:
                     do(T.ptx.st.global_.u32(rows.address(place), word[0]))
 
         return Action(block, apply)
+
+    def _send_eights(self, block: Any, output: Any) -> Action:
+        rows = operands.GlobalRows(self.kernel, output, self.step)
+        pair = registers([2], "float32", "result")
+        words = registers([2, 4], "uint32", "words")
+
+        def apply(place: ElementPlace, element: int, value: Expr) -> None:
+            store(pair, value, element)
+            if element == 1:
+                operands.pack(words[place.half, place.word], pair[0], pair[1], rows.dtype)
+
+        def finish(box: Expr, block_of_rows: int, chunks: int) -> None:
+            if chunks % 2 == 0:
+                return
+            for half in range(2):
+                first = ElementPlace(box, chunks - 1, 0, block_of_rows, half)
+                with self.kernel.when(rows.inside(first)):
+                    do(T.ptx.st.global_.v4.u32(rows.address(first), *[words[half, word] for word in range(4)]))
+
+        return Action(block, apply, finish)
 
     def send_row(self, block: Any, output: Any) -> None:
         """A result that has one value a row: the first lane of each quad of the first part of the row stores it."""

@@ -19,11 +19,18 @@ NO_TILE = -1
 
 @dataclass
 class Slot:
-    """A tensor and its staging tile; tile is NO_TILE for an operand read from global memory."""
+    """A tensor and its staging tile; tile is NO_TILE for an operand read from global memory.
+
+    block    the block that makes a result; the name of an operand
+    readers  blocks that read an operand
+    ahead    the producer brings an operand that is read from global memory to L2 ahead of time
+    """
 
     index: int
     block: str
     tile: int
+    readers: tuple[str, ...] = ()
+    ahead: bool = False
     map: Any = None
     buffer: Any = None
 
@@ -44,7 +51,8 @@ class StagingTiles:
         for operand, placement in zip(spec.tile_operands, plan.operands, strict=True):
             tile = count if placement == "tma" else NO_TILE
             count += placement == "tma"
-            operands.append(Slot(operand.index, operand.name, tile))
+            ahead = placement == "global" and plan.w_order == "quads" and operand.dtype != "float32"
+            operands.append(Slot(operand.index, operand.name, tile, operand.readers, ahead))
         stored, over = stored_by_tma(plan, spec), shared_operand(plan, spec)
         if not stored:
             return StagingTiles(count, operands)
@@ -79,5 +87,5 @@ class StagingTiles:
         """Gives every slot its buffer in the kernel, and its tensor map if TMA moves it."""
         for slot in self.operands + self.stores:
             slot.buffer = real[params[slot.index]]
-            if slot.tile != NO_TILE:
+            if slot.tile != NO_TILE or slot.ahead:
                 slot.map = tensor_map(f"{slot.buffer.name}_map", slot.buffer, tile_m)

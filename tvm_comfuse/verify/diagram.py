@@ -49,7 +49,7 @@ class _Diagram:
     def draw(self) -> str:
         """All lines."""
         barriers = [line for uses in barrier_uses(self.index) for line in self._barrier(uses)]
-        barriers += self._turns() + self._mailboxes()
+        barriers += self._turns() + self._meetings() + self._mailboxes()
         roles = [
             f'    {self._id(role)}["{"<br/>".join([role.name, *dict.fromkeys(role.works)])}"]'
             for role in self.roles.values()
@@ -104,15 +104,31 @@ class _Diagram:
         self.edges.append(f"    {self._id(role)} -- {text} --> {name}")
 
     def _turns(self) -> list[str]:
-        sites = self.index.named(NAMED_SYNC, NAMED_ARRIVE)
-        if not sites:
+        """Named barriers at which some threads arrive and others wait."""
+        arrives = self.index.named(NAMED_ARRIVE)
+        if not arrives:
             return []
-        ids = sorted({int(v) for site in sites for v in self.scene.values(site.args[0], site)})
-        for site in self.index.named(NAMED_ARRIVE):
+        ids = {number for site in arrives for number in self._numbers(site)}
+        for site in arrives:
             self._edge(self._role(site), "turns", "gives the turn")
         for site in self.index.named(NAMED_SYNC):
-            self.edges.append(f"    turns -- waits for its turn --> {self._id(self._role(site))}")
-        return [f'    turns(("named barriers {_list(ids)}<br/>{int(sites[0].args[1])} threads"))']
+            if self._numbers(site) <= ids:
+                self.edges.append(f"    turns -- waits for its turn --> {self._id(self._role(site))}")
+        return [f'    turns(("named barriers {_list(sorted(ids))}<br/>{int(arrives[0].args[1])} threads"))']
+
+    def _meetings(self) -> list[str]:
+        """Named barriers at which all threads wait for each other."""
+        turns = {number for site in self.index.named(NAMED_ARRIVE) for number in self._numbers(site)}
+        lines = []
+        for site in self.index.named(NAMED_SYNC):
+            for number in sorted(self._numbers(site) - turns):
+                self._edge(self._role(site), f"meeting{number}", "all meet")
+                lines.append(f'    meeting{number}(("named barrier {number}<br/>{int(site.args[1])} threads"))')
+        return lines
+
+    def _numbers(self, site: Instruction) -> set[int]:
+        """Numbers of the named barriers that an instruction is executed on."""
+        return {int(value) for value in self.scene.values(site.args[0], site)}
 
     def _mailboxes(self) -> list[str]:
         lines = []

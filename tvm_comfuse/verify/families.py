@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
 _BASE = Plan(64, 64, 64, 2, "cooperative", 2, 1, "cluster", 1, 2, 2, ("tma",), ("tma",))
+_QUADS = replace(
+    _BASE, tile_n=128, exchange="grid", cluster_n=1, w_order="quads", operands=("global",), store=("global",)
+)
+_DEFERRED = replace(_QUADS, defer=True)
 _PINGPONG = replace(_BASE, layout="pingpong", groups_m=1, exchange="grid", cluster_n=1)
 
 
@@ -66,9 +70,34 @@ FAMILIES = (
         replace(_BASE, groups_m=1, groups_n=2, exchange="cta", cluster_n=1, ctas=1),
     ),
     Family("cooperative_warp", "layer_norm", 384, 64, 192, replace(_BASE, exchange="warp", cluster_n=1, ctas=1)),
+    Family("quads_grid", "layer_norm", 384, 256, 192, _QUADS),
+    Family("quads_multicast", "rms_norm", 640, 256, 192, replace(_QUADS, cluster_m=2, ctas=4)),
+    Family("deferred_grid", "layer_norm", 384, 256, 384, _DEFERRED),
+    Family("deferred_cluster", "layer_norm", 300, 256, 384, replace(_DEFERRED, exchange="cluster", cluster_n=2)),
+    Family("deferred_rms", "rms_norm", 384, 224, 448, _DEFERRED),
+    Family("deferred_softmax", "softcap_softmax", 384, 256, 384, replace(_DEFERRED, operands=())),
+    Family("deferred_resident", "layer_norm", 384, 256, 384, replace(_DEFERRED, w_resident=True)),
+    Family(
+        "pingpong_quads",
+        "layer_norm",
+        320,
+        256,
+        192,
+        replace(_PINGPONG, tile_n=128, w_order="quads", w_resident=True, operands=("global",), store=("global",)),
+    ),
+    Family("deferred_rows", "layer_norm", 300, 248, 384, replace(_DEFERRED, w_order="rows")),
     Family("pingpong_grid", "layer_norm", 320, 128, 192, _PINGPONG),
     Family("pingpong_cluster", "layer_norm", 320, 128, 192, replace(_PINGPONG, exchange="cluster", cluster_n=2)),
     Family("pingpong_multicast", "layer_norm", 640, 128, 192, replace(_PINGPONG, cluster_m=2, ctas=4)),
+    Family(
+        "cooperative_resident",
+        "layer_norm",
+        384,
+        128,
+        192,
+        replace(_BASE, exchange="grid", cluster_n=1, w_resident=True),
+    ),
+    Family("pingpong_resident", "layer_norm", 300, 120, 136, replace(_PINGPONG, w_resident=True)),
     Family("global_ragged", "layer_norm", 300, 120, 136, replace(_BASE, operands=("global",), store=("global",))),
     Family("staged_ragged", "layer_norm", 300, 120, 136, replace(_BASE, store=("global",))),
     Family("softmax", "softcap_softmax", 384, 128, 192, replace(_BASE, operands=())),

@@ -20,6 +20,7 @@ from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.row_reducers import REDUCERS
 from tvm_comfuse.schedules.apply import plan_of, schedule
 from tvm_comfuse.schedules.device import Device
+from tvm_comfuse.schedules.legality import deferred_slots
 from tvm_comfuse.schedules.plan import MMA_GROUPS, Plan
 from tvm_comfuse.schedules.spec import MERGE, MERGE_WITH, ClusterSpec, analyze, normal_forms
 from tvm_comfuse.verify.rewrite import map_expr
@@ -69,8 +70,9 @@ def _columns(plan: Plan, spec: ClusterSpec) -> int:
 
 
 def _depth(plan: Plan, spec: ClusterSpec) -> int:
-    # one slot more than the ring has: it wraps within a step
-    slots = min(-(-spec.k // plan.tile_k), plan.pipeline_depth + 1)
+    # one slot more than the ring has: it wraps within a step; and one more than a deferred tail needs
+    enough = max(plan.pipeline_depth, deferred_slots(plan) if plan.defer else 0) + 1
+    slots = min(-(-spec.k // plan.tile_k), enough)
     return (slots - 1) * plan.tile_k + (spec.k % plan.tile_k or plan.tile_k)
 
 

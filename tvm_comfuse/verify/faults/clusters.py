@@ -11,9 +11,11 @@ from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.verify.faults.changes import argument, number, remove, replace
 from tvm_comfuse.verify.faults.memory import LOAD
 from tvm_comfuse.verify.faults.ordering import named
+from tvm_comfuse.verify.faults.phases import on
 from tvm_comfuse.verify.faults.registry import add, fault
 from tvm_comfuse.verify.rewrite import Stmt, call_of, map_expr, map_exprs, name_of, with_args, with_extent
-from tvm_comfuse.verify.static.index import TAKE, index_of
+from tvm_comfuse.verify.static.index import CTA_IN_CLUSTER, TAKE, index_of
+from tvm_comfuse.verify.static.residency import ENTER, LAUNCH_PARAMS
 
 POST = "comfuse_post_"
 _CLUSTER_BARRIER = ("barrier_cluster_arrive", "barrier_cluster_wait")
@@ -200,7 +202,59 @@ def _grid() -> None:
         "the tags move on before the last CTA has left",
         argument(named("comfuse_leave"), 2, number(lambda ctas: ctas - 1)),
     )
+    add(
+        "cooperative-missing",
+        "static",
+        "CTAs that wait for each other are launched as any others",
+        lambda kernel: kernel.without_attr(LAUNCH_PARAMS) if LAUNCH_PARAMS in kernel.attrs else None,
+    )
+    add("enter-missing", "static", "nobody waits for the mailboxes of a kernel that runs on two streams", _not_entered)
+    add("enter-first", "static", "a launch takes the mailboxes before its CTAs have SMs", enter_by_first)
+    add(
+        "mail-wait-missing",
+        "static",
+        "warp groups use mailboxes that their launch may not own yet",
+        remove(on("mail_ready", "mbarrier_wait")),
+    )
+    add(
+        "mail-wait-parity",
+        "interpreter",
+        "the wait for the mailboxes lets through at once",
+        argument(on("mail_ready", "mbarrier_wait"), 1, lambda old: tirx.IntImm("int32", 1)),
+    )
     add("two-waves", "static", "more clusters are launched than run at once", _two_waves)
+
+
+def _enters(node: Stmt) -> bool:
+    return isinstance(node, tirx.BufferStore) and _calls_enter(node.value)
+
+
+def _calls_enter(value: Any) -> bool:
+    call = value if isinstance(value, tvm.ir.Call) else None
+    return call is not None and bool(call.args) and _is_word(call.args[0], ENTER)
+
+
+def _not_entered(kernel: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    def change(node: Stmt) -> list[Stmt]:
+        return [tirx.BufferStore(node.buffer, tirx.IntImm("uint32", 0), list(node.indices))]
+
+    return replace(_enters, change)(kernel)
+
+
+def enter_by_first(kernel: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """The first CTA (of the first cluster) takes the mailboxes."""
+    index = index_of(kernel)
+
+    def change(node: Stmt) -> list[Stmt]:
+        args = list(node.value.args)
+        first = index.cta_variable == 0
+        if CTA_IN_CLUSTER in index.scopes:
+            first = tirx.And(first, index.scopes[CTA_IN_CLUSTER][0] == 0)
+        # the name stands before the operands
+        args[2] = tirx.Cast("uint32", first)
+        return [tirx.BufferStore(node.buffer, with_args(node.value, args), list(node.indices))]
+
+    return replace(_enters, change)(kernel)
 
 
 def _two_waves(kernel: tirx.PrimFunc) -> tirx.PrimFunc | None:

@@ -126,6 +126,18 @@ def _descriptors() -> None:
     )
     add("slot-off-by-one", "interpreter", "products read the slot behind the one they waited for", _slot_off)
     add("slot-stride", "static", "descriptors take slots for half as far apart", _slot_stride)
+    add(
+        "resident-tile-other",
+        "interpreter",
+        "products read the tile of W behind the one they need",
+        _resident_tile(1, 1),
+    )
+    add(
+        "resident-stride",
+        "static",
+        "descriptors take the tiles of a W that stays for half as far apart",
+        _resident_tile(0, 2),
+    )
     add("overwrite-never", "interpreter", "the first product adds to what the accumulators held", _scale(False))
     add("overwrite-always", "interpreter", "each slot's products overwrite those of the slot before", _scale(True))
 
@@ -146,6 +158,20 @@ def _slot_stride(kernel: tirx.PrimFunc) -> tirx.PrimFunc | None:
         return None
 
     return map_exprs(kernel, change, _is_product)
+
+
+def _resident_tile(further: int, divisor: int) -> Any:
+    """With tile k of a W that stays taken for tile k + further, of tiles so many times smaller."""
+
+    def apply(kernel: tirx.PrimFunc) -> tirx.PrimFunc | None:
+        def change(node: Any) -> Any:
+            if isinstance(node, tirx.Mul) and isinstance(node.a, tirx.Var) and isinstance(node.b, tirx.IntImm):
+                return tirx.Mul(node.a + further, tirx.IntImm("int32", int(node.b) // divisor))
+            return None
+
+        return map_exprs(kernel, change, _is_product)
+
+    return apply
 
 
 def _scale(overwrite: bool) -> Any:

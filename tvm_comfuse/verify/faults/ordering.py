@@ -16,6 +16,11 @@ def named(*names: str) -> Match:
     return lambda node: name_of(node) in names
 
 
+def _is_turn(*names: str) -> Match:
+    """Matches the named barriers of turns, whose number depends on the warp group; that of the vectors is a constant."""
+    return lambda node: name_of(node) in names and not isinstance(node.value.args[0], tirx.IntImm)
+
+
 def _asynchronous() -> None:
     add("wgmma-commit-missing", "static", "products are not committed", remove(named("wgmma_commit_group")))
     add(
@@ -73,6 +78,12 @@ def _asynchronous() -> None:
         remove(named("fence_mbarrier_init")),
     )
     add("prologue-sync-missing", "static", "no CTA barrier behind the prologue", remove(named("cta_sync"), 0))
+    add(
+        "vectors-sync-missing",
+        "static",
+        "a warp group reads vectors that another one may not have written yet",
+        remove(lambda node: named("barrier_sync_count")(node) and not _is_turn("barrier_sync_count")(node)),
+    )
 
 
 def _indexed(node: Stmt) -> bool:
@@ -85,39 +96,44 @@ def _turns() -> None:
         "order-missing",
         "static",
         "two warp groups take turns on a ring, and nothing orders the turns",
-        remove(named(*_ORDER)),
+        remove(_is_turn(*_ORDER)),
     )
-    add("order-arrive-missing", "static", "a warp group never gives the turn", remove(named("barrier_arrive")))
-    add("order-sync-missing", "static", "a warp group does not wait for its turn", remove(named("barrier_sync_count")))
+    add("order-arrive-missing", "static", "a warp group never gives the turn", remove(_is_turn("barrier_arrive")))
+    add(
+        "order-sync-missing",
+        "static",
+        "a warp group does not wait for its turn",
+        remove(_is_turn("barrier_sync_count")),
+    )
     add(
         "order-count-half",
         "static",
         "the turn's barrier counts one warp group",
-        argument(named(*_ORDER), 1, number(lambda count: count // 2)),
+        argument(_is_turn(*_ORDER), 1, number(lambda count: count // 2)),
     )
     add(
         "order-count-odd",
         "static",
         "the turn's barrier counts threads that are no whole warps",
-        argument(named(*_ORDER), 1, number(lambda count: count - 1)),
+        argument(_is_turn(*_ORDER), 1, number(lambda count: count - 1)),
     )
     add(
         "order-id-swapped",
         "static",
         "a warp group waits on the barrier it gives turns with",
-        argument(named("barrier_sync_count"), 0, lambda old: 3 - old),
+        argument(_is_turn("barrier_sync_count"), 0, lambda old: 3 - old),
     )
     add(
         "order-id-zero",
         "static",
         "the turn's barrier is that of the CTA",
-        argument(named(*_ORDER), 0, lambda old: old - 1),
+        argument(_is_turn(*_ORDER), 0, lambda old: old - 1),
     )
     add(
         "order-id-high",
         "static",
         "a barrier number that does not exist",
-        argument(named(*_ORDER), 0, lambda old: old + 15),
+        argument(_is_turn(*_ORDER), 0, lambda old: old + 15),
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import tvm
 from tvm import tirx
 
 from tvm_comfuse.verify.faults.changes import Match, argument, moved, number, remove, replace
 from tvm_comfuse.verify.faults.registry import Apply, add
-from tvm_comfuse.verify.rewrite import Stmt, barrier_of, contains, is_on, map_exprs, name_of, rewrite
+from tvm_comfuse.verify.rewrite import Stmt, barrier_of, contains, is_on, map_expr, map_exprs, name_of, rewrite
 
 ARRIVALS = ("mbarrier_arrive", "comfuse_arrive_at")
 
@@ -24,7 +25,7 @@ def _counts() -> None:
         ("one-more", "one arrival more than come", lambda count: count + 1),
         ("twice", "twice the arrivals that come", lambda count: 2 * count),
     ]
-    for barrier in ("full", "empty", "tile_full", "tile_ready"):
+    for barrier in ("full", "empty", "w_full", "tile_full", "tile_ready"):
         for suffix, text, change in changes:
             apply = _if_awaited(barrier, argument(on(barrier, "mbarrier_init"), 1, number(change)))
             add(f"count-{barrier}-{suffix}", "static", f"barriers {barrier} are initialised for {text}", apply)
@@ -45,7 +46,7 @@ def _if_awaited(barrier: str, apply: Apply) -> Apply:
 
 
 def _bytes() -> None:
-    for barrier in ("full", "tile_full"):
+    for barrier in ("full", "w_full", "tile_full"):
         for suffix, change in (("less", lambda size: size - 128), ("twice", lambda size: 2 * size)):
             apply = argument(on(barrier, "mbarrier_arrive_expect_tx"), 1, number(change))
             add(f"bytes-{barrier}-{suffix}", "static", f"{barrier} announces other bytes than land ({suffix})", apply)
@@ -55,6 +56,7 @@ def _missing() -> None:
     for barrier, which, text in (
         ("empty", 0, "the producer fills a slot without waiting for it to be free"),
         ("full", 0, "products read a slot without waiting for it to be full"),
+        ("w_full", 0, "products read a tile of a W that stays without waiting for it"),
         ("tile_full", 0, "stages read an operand's tile without waiting for it"),
         ("tile_ready", 0, "a result is stored before its warp group has written it"),
         ("tile_empty", 0, "a staging tile is filled without waiting for it to be free"),
@@ -71,6 +73,7 @@ def _missing() -> None:
 
 def _parities() -> None:
     for barrier, text in (
+        ("w_full", "a tile of a W that stays"),
         ("tile_full", "an operand's tile"),
         ("tile_ready", "a written result"),
         ("tile_empty", "a free staging tile"),
@@ -137,7 +140,7 @@ def _slots() -> None:
         "wait-after-products",
         "interpreter",
         "the wait for a slot comes behind its products",
-        moved(on("full", "mbarrier_wait"), lambda node: name_of(node) == "wgmma_commit_group"),
+        moved(on("full", "mbarrier_wait"), _commits),
     )
     add("wrap-late", "interpreter", "a cursor goes one slot past the end of the ring", _wrap_late)
 
@@ -191,5 +194,40 @@ def _wrap_late(kernel: tirx.PrimFunc) -> tirx.PrimFunc | None:
     return rewrite(kernel, visit)
 
 
-for _make in (_counts, _bytes, _missing, _parities, _slots):
+def _resident() -> None:
+    first = argument(on("w_full", "mbarrier_wait"), 0, _first_of)
+    add("resident-wait-first", "static", "every wait for a tile of a W that stays is for the first one", first)
+    add("resident-load-again", "static", "a W that stays is loaded in every step", _load_again)
+    add(
+        "resident-wait-late",
+        "interpreter",
+        "the wait for a tile of a W that stays comes behind its products",
+        moved(lambda node: contains(node, on("w_full", "mbarrier_wait")), _commits),
+    )
+
+
+def _first_of(barrier: Any) -> Any:
+    def change(node: Any) -> Any:
+        return tirx.BufferLoad(node.source, [0]) if isinstance(node, tvm.ir.TensorLoad) else None
+
+    return map_expr(barrier, change)
+
+
+def _commits(node: Stmt) -> bool:
+    return name_of(node) == "wgmma_commit_group"
+
+
+def _load_again(kernel: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    def visit(node: Stmt, around: tuple[Stmt, ...]) -> list[Stmt] | None:
+        arms = isinstance(node, tirx.IfThenElse) and isinstance(node.condition, tirx.EQ) and around
+        if arms and isinstance(around[-1], tirx.SeqStmt) and contains(node, on("w_full", "mbarrier_arrive_expect_tx")):
+            steps = [outer for outer in around if isinstance(outer, tirx.For)]
+            if steps and node.condition.a.same_as(steps[0].loop_var):
+                return [node.then_case]
+        return None
+
+    return rewrite(kernel, visit)
+
+
+for _make in (_counts, _bytes, _missing, _parities, _slots, _resident):
     _make()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from tvm_comfuse.schedules.device import Device
@@ -35,6 +36,7 @@ class Choice:
     units             tiles along M; missing_rows, missing_columns: what the last tile lacks, columns in steps of 8
     slots             along K; missing_depth: what the last lacks, in steps of 8
     depth             of the pipeline, less where it does not fit
+    resident          W stays in shared memory, where the cluster shares none and it fits
     operands, stores  bit n: tensor n does not go by TMA; a float32 one never does
     """
 
@@ -50,6 +52,7 @@ class Choice:
     slots: int = 1
     missing_depth: int = 0
     depth: int = 2
+    resident: bool = False
     operands: int = 0
     stores: int = 0
 
@@ -75,9 +78,9 @@ def _wishes(choice: Choice, spec: ClusterSpec) -> Iterator[Plan]:
         wish = _plan(choice, spec, cluster_m)
         nowhere = {"operands": ("global",) * len(wish.operands), "store": ("global",) * len(wish.store)}
         less: list[dict[str, Any]] = [{}, {"operands": nowhere["operands"]}, nowhere]
-        for placement in less:
+        for placement, w_resident in product(less, sorted({wish.w_resident, False}, reverse=True)):
             for depth in range(choice.depth, MIN_DEPTH - 1, -1):
-                yield replace(wish, pipeline_depth=depth, **placement)
+                yield replace(wish, pipeline_depth=depth, w_resident=w_resident, **placement)
 
 
 def _plan(choice: Choice, spec: ClusterSpec, cluster_m: int) -> Plan:
@@ -101,6 +104,7 @@ def _plan(choice: Choice, spec: ClusterSpec, cluster_m: int) -> Plan:
         ctas=step * max(1, min(choice.row_groups, MOST_CTAS // step)),
         operands=_placed(spec.tile_operands, choice.operands),
         store=_placed(spec.tile_outputs, choice.stores),
+        w_resident=choice.resident and cluster_m == 1,
     )
 
 

@@ -11,7 +11,7 @@ element, bank conflicts, lanes of a warp that run apart (they go in step), the a
 
 from __future__ import annotations
 
-from tvm_comfuse.verify.interpreter.run import Program, Result, interpret
+from tvm_comfuse.verify.interpreter.run import Program, Result, interpret, run_together
 from tvm_comfuse.verify.interpreter.tree import UnsupportedError
 
-__all__ = ["Program", "Result", "UnsupportedError", "interpret"]
+__all__ = ["Program", "Result", "UnsupportedError", "interpret", "run_together"]

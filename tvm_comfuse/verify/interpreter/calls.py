@@ -225,11 +225,13 @@ class Calls(Expressions):
     def ptx_cp_async_bulk_tensor_g2s_cluster(self, call: Expr, context: Context) -> None:
         operands, modifiers = split(call)
         multicast = "multicast::cluster" in modifiers
-        if "2d" not in modifiers or len(operands) != 5 + multicast:
+        rank = next((rank for rank in (2, 5) if f"{rank}d" in modifiers), 0)
+        if not rank or len(operands) != 3 + rank + multicast:
             raise UnsupportedError(f"a TMA load with {modifiers}")
-        smem, tensor_map, column, row, barrier = operands[:5]
-        at = f"({self.code(column, context)}, {self.code(row, context)})"
-        targets = self.code(operands[5], context) if multicast else "None"
+        smem, tensor_map, *coordinates = operands[: 2 + rank]
+        barrier = operands[2 + rank]
+        at = f"({', '.join(self.code(coordinate, context) for coordinate in coordinates)})"
+        targets = self.code(operands[-1], context) if multicast else "None"
         arguments = (
             f"{self.tensor_map(tensor_map)}, {at}, {self.shared(smem, context)}, ({self.mbarrier(barrier, context)})"
         )
@@ -245,6 +247,9 @@ class Calls(Expressions):
         arguments = f"{self.tensor_map(tensor_map)}, {at}, {self.shared(smem, context)}, {context.argument}"
         self.emit("yield None")
         self.emit(f"ag.tma_store({arguments}, {self.text(call, [tensor_map, smem])})")
+
+    def ptx_cp_async_bulk_prefetch_tensor(self, call: Expr, context: Context) -> None:
+        """Brings nothing but speed."""
 
     def ptx_cp_async_bulk_commit_group(self, call: Expr, context: Context) -> None:
         self.emit(f"ag.bulk_commit({context.argument})")

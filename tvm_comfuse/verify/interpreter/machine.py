@@ -76,6 +76,8 @@ class Cta:
                 )
                 number += 1
         self.actors: list[Actor] = []
+        #: epoch at which this launch was found to own the mailboxes in global memory
+        self.entered: tuple[int, int] | None = None
         self.running = 0
         #: loads under way to this CTA's shared memory
         self.inbound = 0
@@ -111,9 +113,10 @@ class Cta:
 
 
 class Machine:
-    """Everything of one launch."""
+    """Everything of one launch.  number: from 1, of the launches that run at the same time."""
 
-    def __init__(self, launch: Launch, report: Report, scheduler: Scheduler, statics: Statics):
+    def __init__(self, launch: Launch, report: Report, scheduler: Scheduler, statics: Statics, number: int = 1):
+        self.number, self.turn = number, scheduler.turn
         self.launch, self.report, self.scheduler, self.statics = launch, report, scheduler, statics
         self.components = Components(launch.ctas, launch.groups * 4, launch.groups, sum(launch.barriers.values()))
         self.entry_registers = REGISTERS // (launch.groups * 4 * WARP) // REGISTER_UNIT * REGISTER_UNIT
@@ -134,7 +137,8 @@ class Machine:
         """The actor of a warp group, or of one warp of it."""
         first = group * 4
         warps = range(first, first + 4) if warp is None else range(first + warp, first + warp + 1)
-        label = f"cta{cta.index}.wg{group}" + ("" if warp is None else f".w{warp}")
+        launch = "" if self.number == 1 else f"launch{self.number}."
+        label = f"{launch}cta{cta.index}.wg{group}" + ("" if warp is None else f".w{warp}")
         number = 1 + sum(len(c.actors) for c in self.ctas)
         actor = Actor(self, cta, label, number, group, warps)
         cta.actors.append(actor)

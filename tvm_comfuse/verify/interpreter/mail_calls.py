@@ -87,9 +87,8 @@ class MailCalls(Calls):
 
     def instruction_value(self, expr: Expr, context: Context) -> Value:
         """Calls that give a value."""
-        if expr.value != "func.comfuse_tag_base":
+        if expr.value != "func.comfuse_enter":
             raise UnsupportedError(f"call {expr.value}")
-        return self._tag_base(expr, context)
-
-    def _tag_base(self, expr: Expr, context: Context) -> Value:
-        return Value(self.temporary(f"ag.tag_base({self.named(expr.args[0], _STATE)!r}, {context.argument})"))
+        state, takes = expr.args
+        arguments = f"{self.named(state, _STATE)!r}, {self.code(takes, context)}, {context.argument}, 'comfuse_enter'"
+        return Value(self.temporary(f"yield from ag.enter_grid({arguments})"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from tvm_comfuse.verify.interpreter.barriers import Waitable
 from tvm_comfuse.verify.interpreter.report import Report
 from tvm_comfuse.verify.interpreter.tree import SIZES
 
@@ -16,6 +17,8 @@ Array = np.ndarray
 #: bytes of a row of a swizzled box, and of the chunks that the swizzle permutes
 ROW, CHUNK = 128, 16
 SWIZZLE_NONE, SWIZZLE_128B = 0, 3
+#: rank of the map of a plain matrix
+MATRIX = 2
 #: limits of cuTensorMapEncodeTiled
 MOST_BOX_ELEMENTS, STRIDE_UNIT = 256, 16
 
@@ -60,7 +63,11 @@ class Tensor:
 
 @dataclass
 class TensorMap:
-    """A tensor map: matrix of rows x columns, read and written in boxes of box_rows x box_columns."""
+    """A tensor map: matrix of rows x columns, read and written in boxes of box_rows x box_columns.
+
+    parts  (extent, stride in rows, extent in a box) of each dimension that a row number is split into, fastest first; empty
+           if it is one
+    """
 
     name: str
     tensor: Tensor
@@ -70,6 +77,7 @@ class TensorMap:
     box_columns: int
     box_rows: int
     swizzle: int
+    parts: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def box_bytes(self) -> int:
@@ -80,6 +88,21 @@ class TensorMap:
     def item(self) -> int:
         """Bytes of an element."""
         return self.tensor.array.dtype.itemsize
+
+    def corner(self, at: list[int]) -> tuple[int, int]:
+        """(column, row) of a box from the coordinates of a load."""
+        column, *numbers = at
+        if not self.parts:
+            return column, numbers[0]
+        return column, sum(number * stride for number, (_, stride, _) in zip(numbers, self.parts, strict=True))
+
+    @cached_property
+    def order(self) -> Array:
+        """Row behind the box's first one that comes at each place of the box."""
+        rows = np.zeros(1, np.int64)
+        for _, stride, count in self.parts or ((self.rows, 1, self.box_rows),):
+            rows = (np.arange(count)[:, None] * stride + rows).reshape(-1)
+        return rows
 
     def clip(self, column: int, row: int) -> tuple[slice, slice]:
         """Rows and columns of the matrix that a box covers."""
@@ -94,6 +117,7 @@ class TensorMap:
             box[rows.start - row : rows.stop - row, columns.start - column : columns.stop - column] = self.tensor.array[
                 rows, columns
             ]
+        box = box[self.order]
         return self._permute(box.view(np.uint8).reshape(self.box_rows, -1), address)
 
     def store(self, data: Array, column: int, row: int, address: int, author: int, who: str, where: str) -> None:
@@ -119,20 +143,25 @@ class TensorMap:
 def tensor_map(name: str, tensor: Tensor, values: list[Any], report: Report) -> TensorMap:
     """From the arguments of cuTensorMapEncodeTiled behind the data pointer, for a matrix.  values: dtype, rank, sizes, stride,
     box, element strides, interleave, swizzle, promotion, fill."""
-    dtype, rank, columns, rows, stride, box_columns, box_rows, *steps = values
-    result = TensorMap(name, tensor, columns, rows, stride, box_columns, box_rows, steps[3])
+    dtype, rank, *numbers = values
+    (columns, *extents), strides = numbers[:rank], numbers[rank : 2 * rank - 1]
+    (box_columns, *box), steps = numbers[2 * rank - 1 : 3 * rank - 1], numbers[3 * rank - 1 :]
+    pitch = columns * SIZES[dtype]
+    parts = tuple((extent, stride // pitch, count) for extent, stride, count in zip(extents, strides, box, strict=True))
+    rows, box_rows, stride = math.prod(extents), math.prod(box), min(strides)
+    split = parts if rank > MATRIX else ()
+    result = TensorMap(name, tensor, columns, rows, stride, box_columns, box_rows, steps[rank + 1], split)
     width = result.box_columns * result.item
     right = {
-        "rank 2": rank == 2,
+        "rank 2, or rows split into parts that a box has whole": all(e == c for e, _, c in parts[:-1]),
         "the tensor's dtype": numpy_dtype(dtype) == tensor.array.dtype,
-        "the tensor's shape": tensor.array.shape == (rows, columns) and stride == columns * SIZES[dtype],
-        f"strides that are multiples of {STRIDE_UNIT}": stride % STRIDE_UNIT == 0,
-        f"boxes of 1 to {MOST_BOX_ELEMENTS} elements along each axis": 0
-        < max(box_rows, box_columns)
-        <= MOST_BOX_ELEMENTS,
-        "element strides of 1 and no interleave": list(steps[:3]) == [1, 1, 0],
-        "128-byte swizzle of boxes 128 bytes wide, or none": steps[3] == SWIZZLE_NONE
-        or (steps[3] == SWIZZLE_128B and width == ROW),
+        "the tensor's shape": tensor.array.shape == (rows, columns) and stride == pitch,
+        f"strides that are multiples of {STRIDE_UNIT}": all(stride % STRIDE_UNIT == 0 for stride in strides),
+        "each row once": sorted(result.order.tolist()) == list(range(box_rows)),
+        f"boxes of 1 to {MOST_BOX_ELEMENTS} elements along each axis": 0 < max(box_columns, *box) <= MOST_BOX_ELEMENTS,
+        "element strides of 1 and no interleave": list(steps[: rank + 1]) == [1] * rank + [0],
+        "128-byte swizzle of boxes 128 bytes wide, or none": result.swizzle == SWIZZLE_NONE
+        or (result.swizzle == SWIZZLE_128B and width == ROW),
     }
     for rule, holds in right.items():
         if not holds:
@@ -142,8 +171,9 @@ def tensor_map(name: str, tensor: Tensor, values: list[Any], report: Report) -> 
 
 @dataclass
 class Statics:
-    """Static memory of the module: mail slots (value bits, tag) by name, tag base and launch counter by name.  Keep it from
-    one launch to the next to see what the second launch of a kernel finds."""
+    """Static memory of the module: mail slots (value bits, tag) by name; by name too the tag base, the launch counter and
+    the launch that owns the slots (0: none).  Keep it from one launch to the next to see what the second launch of a
+    kernel finds, or give it to launches that run at the same time."""
 
     mail: dict[str, Array] = field(default_factory=dict)
     state: dict[str, list[int]] = field(default_factory=dict)
@@ -156,15 +186,5 @@ class Statics:
         return self.mail[name]
 
     def words(self, name: str) -> list[int]:
-        """[tag base, CTAs that have left] of that name."""
-        return self.state.setdefault(name, [0, 0])
-
-
-@dataclass
-class GridState:
-    """What the CTAs of a launch share besides global memory."""
-
-    statics: Statics
-    posted: Waitable
-    left: Any
-    readers: list[tuple[int, int]] = field(default_factory=list)
+        """[tag base, CTAs that have left, owner] of that name."""
+        return self.state.setdefault(name, [0, 0, 0])

@@ -44,7 +44,7 @@ class AsyncOps(BarrierOps):
     def tma_load(
         self,
         tensor_map: TensorMap,
-        at: tuple[Any, Any],
+        at: tuple[Any, ...],
         address: Any,
         barrier: tuple[str, Any],
         targets: Any,
@@ -53,14 +53,14 @@ class AsyncOps(BarrierOps):
     ) -> None:
         """cp.async.bulk.tensor from global to shared memory.
 
-        at       (column, row) of the box
+        at       (column, row) of the box; or (column, parts of the row number)
         barrier  (name, index) of the mbarrier that the bytes complete, in each CTA that they go to
         targets  bit mask of cluster ranks, or None for this CTA
         """
         if self.threads(mask) != 1:
             text = f"{where}: issued by {self.threads(mask)} threads"
             self.report.add("divergence", f"{self.label}, {where}", text, threads=self.threads(mask))
-        column, row = (self.one(index, mask, where) for index in at)
+        column, row = tensor_map.corner([self.one(index, mask, where) for index in at])
         ranks = [self.cta.rank] if targets is None else self._ranks(self.one(targets, mask, where), where)
         for rank in ranks:
             cta = self.peer(rank, where)

@@ -87,6 +87,7 @@ class MailOps(BarrierOps, MemoryOps):
     def post_grid(self, name: str, index: Any, value: Any, tag: Any, mask: Any, where: str) -> Steps:
         """Each lane writes (value, tag) to a slot in global memory."""
         yield None
+        self._owned(mask, where)
         lanes, at = self._slots(name, index, mask, where)
         self.machine.mail[name][at] = _mail(_pick(value, lanes), _pick(tag, lanes), len(lanes))
         self.machine.posted.wake()
@@ -94,6 +95,7 @@ class MailOps(BarrierOps, MemoryOps):
     def take_grid(self, name: str, indices: list[Any], tag: Any, mask: Any, where: str) -> Steps:
         """The values of each lane's slots once all their tags are `tag`."""
         yield None
+        self._owned(mask, where)
         places = [self._slots(name, index, mask, where) for index in indices]
         lanes = places[0][0]
         got = yield from self._take(
@@ -112,16 +114,35 @@ class MailOps(BarrierOps, MemoryOps):
             )
         return lanes, at
 
-    def tag_base(self, name: str, mask: Any) -> int:
-        """The tag behind those of earlier launches."""
-        rows = self.rows(mask)
-        self.machine.tag_readers.extend(
-            zip(self.comp[rows].tolist(), self.vc[rows, self.comp[rows]].tolist(), strict=True)
-        )
-        return self.machine.statics.words(name)[0]
+    def enter_grid(self, name: str, takes: Any, mask: Any, where: str) -> Steps:
+        """Waits until this launch owns the slots, which a thread that `takes` them brings about once nobody does.  Gives the
+        tag behind those of earlier launches."""
+        yield None
+        words, launch = self.machine.statics.words(name), self.machine.number
+        taking = bool(self.one(takes, mask, where))
+        while words[2] != launch:
+            if taking and words[2] == 0:
+                words[2] = launch
+                self.machine.turn.wake()
+                break
+            self.waiting = lambda: f"for the mailboxes ({where}): launch {words[2]} owns them, not {launch}"
+            yield self.machine.turn
+        row = int(self.rows(mask)[0])
+        self.cta.entered = (int(self.comp[row]), int(self.vc[row, self.comp[row]]))
+        self.machine.tag_readers.append(self.cta.entered)
+        self.tick(row)
+        return words[0]
+
+    def _owned(self, mask: Any, where: str) -> None:
+        """Mailboxes are used only behind the wait for them."""
+        component, clock = self.cta.entered or (0, 1)
+        if self.vc[self.rows(mask), component].min() < clock:
+            text = f"{where}: no barrier orders the wait for the mailboxes before it"
+            self.report.add("mail-not-owned", f"{self.label}, {where}", text)
 
     def leave_grid(self, name: str, ctas: Any, tags: Any, mask: Any, where: str) -> None:
-        """Counts a CTA that leaves; the last one moves the tag base on.  Acquires and releases at grid scope."""
+        """Counts a CTA that leaves; the last one moves the tag base on and gives the slots away.  Acquires and releases at
+        grid scope."""
         words, joined = self.machine.statics.words(name), self.machine.left
         self.release(mask, joined)
         joined.complete()
@@ -135,5 +156,5 @@ class MailOps(BarrierOps, MemoryOps):
                 who = self.machine.components.name(component)
                 text = f"{where}: moves the tag base while {who} may still read the old one"
                 self.report.add("write-after-read", f"{self.label}, {where}", text)
-        words[0] += int(tags)
-        words[1] = 0
+        words[:] = [words[0] + int(tags), 0, 0]
+        self.machine.turn.wake()

@@ -57,6 +57,46 @@ def interpret(
     return Program(kernel).run(inputs, seed=seed, slow=slow, max_steps=max_steps, resident=resident, statics=statics)
 
 
+def run_together(
+    programs: Sequence[Program],
+    inputs: Sequence[Mapping[str, Array] | Sequence[Array]],
+    *,
+    seed: int = 0,
+    slow: str | None = None,
+    max_steps: int = MAX_STEPS,
+    resident: int | None = None,
+    statics: Statics | None = None,
+) -> list[Result]:
+    """Launches that run at the same time, as on several streams: they share static memory and nothing else.
+
+    programs  one for each launch, all different; of one kernel if they are to share its mailboxes
+    inputs    of each launch, which begin in this order; the rest as of Program.run
+    `slow` knows the second launch as ``launch2``.  All results have the findings of the whole run.
+    Raises LoweringError if inputs do not fit the parameters.
+    """
+    report, memory = Report(), statics or Statics()
+    scheduler = Scheduler(seed, slow, report, max_steps)
+    bound = [program._bind(given, report) for program, given in zip(programs, inputs, strict=True)]
+    with np.errstate(all="ignore"):
+        try:
+            clusters: list[list[Any]] = []
+            for number, (program, (tensors, shapes)) in enumerate(zip(programs, bound, strict=True), 1):
+                names = program._names(tensors, shapes, report)
+                machine = program.machine(report, scheduler, memory, number)
+                clusters += program._clusters(program._compiled(shapes, names), names, machine)
+            scheduler.start(clusters, len(clusters) if resident is None else resident)
+            if scheduler.run():
+                for program, (tensors, _) in zip(programs, bound, strict=True):
+                    program._check_outputs(tensors, report)
+        except HaltError:
+            pass
+    digest, steps = f"{scheduler.digest:08x}", scheduler.steps
+    return [
+        Result(program._outputs(tensors), report.findings, digest, steps, memory)
+        for program, (tensors, _) in zip(programs, bound, strict=True)
+    ]
+
+
 class Program:
     """A lowered kernel (before TVM's own lowering of TIRx), ready to run.
 
@@ -92,23 +132,10 @@ class Program:
         statics    static memory that an earlier launch of the same kernel left
         Raises LoweringError if the inputs do not fit the parameters.
         """
-        report = Report()
-        scheduler = Scheduler(seed, slow, report, max_steps)
-        tensors, shapes = self._bind(inputs, report)
-        machine_statics = statics or Statics()
-        with np.errstate(all="ignore"):
-            try:
-                names = self._names(tensors, shapes, report)
-                roles = self._compiled(shapes, names)
-                self._launch(
-                    roles, names, Machine(self._shape(), report, scheduler, machine_statics), scheduler, resident
-                )
-                if scheduler.run():
-                    self._check_outputs(tensors, report)
-            except HaltError:
-                pass
-        outputs = {buffer.name: tensors[buffer].array for buffer in self.kernel.params if tensors[buffer].output}
-        return Result(outputs, report.findings, f"{scheduler.digest:08x}", scheduler.steps, machine_statics)
+        (result,) = run_together(
+            [self], [inputs], seed=seed, slow=slow, max_steps=max_steps, resident=resident, statics=statics
+        )
+        return result
 
     def actors(self) -> list[str]:
         """Values of `slow` that name a warp group, warp or kind of copy of this kernel."""
@@ -150,6 +177,9 @@ class Program:
         if not good:
             needed = f"{buffer.name} of {buffer.dtype} and shape ({', '.join(map(show, buffer.shape))})"
             raise LoweringError(needed, f"{array.dtype} {array.shape}", "pass inputs in the order of the parameters")
+
+    def _outputs(self, tensors: dict[Buffer, Tensor]) -> dict[str, Array]:
+        return {buffer.name: tensors[buffer].array for buffer in self.kernel.params if tensors[buffer].output}
 
     def _check_outputs(self, tensors: dict[Buffer, Tensor], report: Report) -> None:
         for tensor in tensors.values():
@@ -219,9 +249,12 @@ class Program:
             ctas, cluster, self._extent("warp_group", 1), -(-shared // 16) * 16, barriers, mail_arrays(self.kernel)
         )
 
-    def _launch(
-        self, roles: list[Role], names: dict[str, Any], machine: Machine, scheduler: Scheduler, resident: int | None
-    ) -> None:
+    def machine(self, report: Report, scheduler: Scheduler, statics: Statics, number: int) -> Machine:
+        """The machine of launch `number` of those that run at the same time."""
+        return Machine(self._shape(), report, scheduler, statics, number)
+
+    def _clusters(self, roles: list[Role], names: dict[str, Any], machine: Machine) -> list[list[Any]]:
+        """The actors of each cluster."""
         clusters: list[list[Any]] = []
         for cta in machine.ctas:
             if cta.rank == 0:
@@ -231,4 +264,4 @@ class Program:
                 role.run.__globals__.update(names)
                 actor.code = role.run(actor)
                 clusters[-1].append(actor)
-        scheduler.start(clusters, len(clusters) if resident is None else resident)
+        return clusters

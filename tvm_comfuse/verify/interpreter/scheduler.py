@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tvm_comfuse.verify.interpreter.barriers import Waitable
 from tvm_comfuse.verify.interpreter.report import HaltError, Report
 
 #: how the file names of generated code begin
@@ -36,6 +37,8 @@ class Scheduler:
         #: actors of clusters that find no free SM yet, cluster by cluster
         self.queued: list[list[Any]] = []
         self.events: list[Event] = []
+        #: launches that wait for the mailboxes in global memory
+        self.turn = Waitable("the mailboxes", self)
         self.steps = 0
         self.digest = 0
 

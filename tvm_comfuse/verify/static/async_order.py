@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm_comfuse.verify.finding import Finding
-from tvm_comfuse.verify.static.barriers import ARRIVE, INIT, REMOTE
+from tvm_comfuse.verify.static.barriers import ARRIVE, INIT, LOAD, REMOTE
 from tvm_comfuse.verify.static.index import Instruction, KernelIndex, Loop, Store, accessed, loads
+from tvm_comfuse.verify.static.named_barriers import SYNC
 from tvm_comfuse.verify.static.scene import Scene
 from tvm_comfuse.verify.static.shared_memory import STORE
 
@@ -54,6 +55,7 @@ class _State:
     fenced: bool = True
     pinned: bool = True
     dirty: bool = False
+    unshared: bool = False
     bulk: bool = False
     bulk_committed: bool = False
     initialised: bool = False
@@ -67,25 +69,29 @@ class _State:
 def check(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
     """Every warp group."""
     accumulators = {load.source for i in index.instructions if i.is_product for a in i.args[:-7] for load in loads(a)}
+    # views of shared memory that TMA has no address of (vectors, mailboxes) are for threads alone
+    tiles = {load.source for i in index.named(STORE, LOAD) for argument in i.args for load in loads(argument)}
     reported: set[str] = set()
     for group in range(index.warp_groups):
         state = _State()
         for item in program(index, scene, group):
-            _step(state, item, accumulators)
+            _step(state, item, accumulators, tiles)
         for code, finding in state.found.items():
             if code not in reported:
                 reported.add(code)
                 yield finding
 
 
-def _step(state: _State, item: Item, accumulators: set[Any]) -> None:
+def _step(state: _State, item: Item, accumulators: set[Any], tiles: set[Any]) -> None:
     _reads(state, item, accumulators)
     if isinstance(item, Store):
         if item.buffer in accumulators:
             state.written = True
         if str(item.buffer.scope()).startswith("shared"):
-            state.dirty = True
+            state.unshared = True
+            state.dirty = state.dirty or item.buffer in tiles
         return
+    _meetings(state, item)
     _products(state, item)
     _proxies(state, item)
     _bulk(state, item)
@@ -114,6 +120,15 @@ def _reads(state: _State, item: Item, accumulators: set[Any]) -> None:
             "wait_group 0 must come first"
         )
         state.report("accumulator-early", getattr(item, "shown", "a store"), text)
+
+
+def _meetings(state: _State, item: Instruction) -> None:
+    """What one thread stored to shared memory another one loads only behind a barrier of both."""
+    if item.name in ("cta_sync", SYNC):
+        state.unshared = False
+    elif state.unshared and item.name in ("ld", "ld_vec") and any(word.startswith("shared") for word in item.words):
+        text = "shared memory is read that other threads wrote, and no barrier of these threads stands in between"
+        state.report("shared-sync", item.shown, text)
 
 
 def _products(state: _State, item: Instruction) -> None:

@@ -2,7 +2,8 @@
 
 A barrier's phase completes when its arrivals are as many as it was initialised with and the bytes announced have landed.
 Over the life of a CTA the arrivals must be whole phases, and in the steady state as many phases must complete as are waited
-for: by every warp group that waits, or, where warp groups take turns, by all of them together.
+for: by every warp group that waits, or, where warp groups take turns, by all of them together.  A barrier that has no steady
+state, as it is used in the first step only, is counted over the life of the CTA.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ def tally(scene: Scene, uses: Uses, slot: int | None) -> Tally:
     size = scene.index.cluster_size
     arrivals, expected, landed = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64)
     waits = np.zeros((size, scene.index.warp_groups), np.int64)
-    for instruction, at in uses.of(ARRIVE, ARM):
+    for instruction, at in uses.of(ARRIVE):
+        arrivals += _by_rank(scene, instruction, scene.value(instruction.args[1]), *_at_slot(scene, at, slot))
+    for instruction, at in uses.of(ARM):
         arrivals += _by_rank(scene, instruction, *_at_slot(scene, at, slot))
     for instruction, at in uses.of(ARM):
         expected += _by_rank(scene, instruction, scene.value(instruction.args[1]), *_at_slot(scene, at, slot))
@@ -173,10 +176,11 @@ def _phases(where: str, count: int, before: Tally, after: Tally) -> Iterator[Fin
     for rank in range(len(after.arrivals)):
         more = int(after.arrivals[rank] - before.arrivals[rank])
         waits = (after.waits[rank] - before.waits[rank]).tolist()
+        once = more == 0 and not any(waits)
+        if once:
+            more, waits = int(after.arrivals[rank]), after.waits[rank].tolist()
         numbers = {"rank": rank, "count": count, "arrivals": more, "waits": waits}
-        if more == 0 and not any(waits):
-            continue
-        head = f"in CTA {rank} of the cluster, {more} more arrivals on a barrier of {count}"
+        head = f"in CTA {rank} of the cluster, {more} {'' if once else 'more '}arrivals on a barrier of {count}"
         if more % count or int(after.arrivals[rank]) % count:
             text = f"arrivals must make whole phases; {head} are {more / count:.3g} phases"
             yield Finding("mbarrier-arrivals", where, text, numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +18,9 @@ from tvm_comfuse.errors import LoweringError
 CLUSTER_ID, CTA_ID, CTA_IN_CLUSTER, WARP_GROUP_ID, WARP_ID, LANE_ID = 0, 1, 2, 3, 5, 6
 _PTX, _CUDA = "tirx.ptx.", "tirx.cuda."
 TAKE = "comfuse_take_"
-TENSOR_MAP_ENCODE = "runtime.cuTensorMapEncodeTiled"
+TENSOR_MAP_ENCODE, TENSOR_LOAD = "runtime.cuTensorMapEncodeTiled", "cp_async_bulk_tensor_g2s_cluster"
+#: rank of the map of a plain matrix; rows that the last part of a split row number counts
+MATRIX, QUAD_ROWS = 2, 32
 
 
 @dataclass(eq=False)
@@ -90,7 +93,11 @@ class Store:
 
 @dataclass(eq=False)
 class TensorMap:
-    """Arguments of a tensor map: what TMA knows of a matrix.  Sizes in elements, stride in bytes."""
+    """Arguments of a tensor map: what TMA knows of a matrix.  Sizes in elements, strides in bytes.
+
+    fields, strides, box  of a map whose rows are taken in another order: extents of the parts of a row number but the last,
+                          strides of all parts, and what a box has of each
+    """
 
     variable: Any
     dtype: str
@@ -104,6 +111,9 @@ class TensorMap:
     interleave: int
     swizzle: int
     fill: int
+    fields: tuple[int, ...] = ()
+    strides: tuple[Any, ...] = ()
+    box: tuple[int, ...] = ()
 
     @property
     def element_bytes(self) -> int:
@@ -299,28 +309,49 @@ class _Walker:
             if name == "func_call":
                 name, words = str(words[0].value), []
             modifiers = tuple(str(word.value) for word in words)
+            if name == TENSOR_LOAD and "5d" in modifiers:
+                operands = _as_matrix_load(operands)
             self.index.instructions.append(Instruction(name, modifiers, operands, nest, self.order, call))
 
     def _packed(self, call: Any) -> None:
         if str(call.args[0].value) != TENSOR_MAP_ENCODE:
             return
-        _, variable, dtype, rank, data, columns, rows, stride, box_columns, box_rows, *rest = call.args
+        _, variable, dtype, rank, data, *numbers = call.args
+        rank = int(rank)
+        sizes, strides, numbers = numbers[:rank], numbers[rank : 2 * rank - 1], numbers[2 * rank - 1 :]
+        box, rest = [int(n) for n in numbers[:rank]], [int(n) for n in numbers[2 * rank :]]
+        rows = sizes[1]
+        for size in sizes[2:]:
+            rows = rows * size
         self.index.tensor_maps.append(
             TensorMap(
                 variable,
                 str(dtype.value),
-                int(rank),
+                rank,
                 data,
-                columns,
+                sizes[0],
                 rows,
-                stride,
-                int(box_columns),
-                int(box_rows),
-                int(rest[2]),
-                int(rest[3]),
-                int(rest[5]),
+                strides[0],
+                box[0],
+                math.prod(box[1:]),
+                rest[0],
+                rest[1],
+                rest[3],
+                tuple(int(n) for n in sizes[1:-1]) if rank > MATRIX else (),
+                tuple(strides),
+                tuple(box[1:]),
             )
         )
+
+
+def _as_matrix_load(operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A load by a map whose rows are split into parts, as one of a matrix: it begins at whole values of the last part."""
+    smem, tensor_map, column, *inner, last, barrier = operands[:8]
+    if any(not isinstance(part, tirx.IntImm) or int(part) != 0 for part in inner):
+        raise LoweringError(
+            "a load that begins at 0 in all inner parts of a row number", str(inner), "see emit/producer.py"
+        )
+    return (smem, tensor_map, column, last * QUAD_ROWS, barrier, *operands[8:])
 
 
 #: calls that only compute a value from their operands

@@ -1,16 +1,21 @@
-"""The grid against what runs at once, and the tags of exchanges through global memory."""
+"""The grid against what runs at once; how exchanges through global memory begin, end and are launched."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.verify.finding import Finding
-from tvm_comfuse.verify.static.evaluate import RANK, constant
-from tvm_comfuse.verify.static.index import KernelIndex, loads
+from tvm_comfuse.verify.static.barriers import ARRIVE, WAIT
+from tvm_comfuse.verify.static.evaluate import RANK, THREAD_AXES, along, constant, evaluate
+from tvm_comfuse.verify.static.index import Instruction, KernelIndex, accessed, loads
 from tvm_comfuse.verify.static.scene import Scene
 
-POST, LEAVE = "comfuse_post_grid", "comfuse_leave"
+POST, ENTER, LEAVE = "comfuse_post_grid", "comfuse_enter", "comfuse_leave"
+#: attribute with the tags of a launch, and the tag of a cooperative one (names of TVM's runtime)
+LAUNCH_PARAMS, COOPERATIVE = "tirx.kernel_launch_params", "tirx.use_cooperative_launch"
 
 
 def check(index: KernelIndex, scene: Scene, device: Device) -> Iterator[Finding]:
@@ -26,7 +31,63 @@ def check(index: KernelIndex, scene: Scene, device: Device) -> Iterator[Finding]
         numbers = {"clusters": clusters, "cluster_size": size, "resident": resident, "waves": waves}
         yield Finding("two-waves", "the grid", text, numbers)
     if index.takes("grid"):
+        yield from _launch(index)
+        yield from _enter(index, scene)
         yield from _leave(index, scene)
+
+
+def launch_tags(index: KernelIndex) -> list[str]:
+    """The tags of a kernel's launch."""
+    return [str(tag) for tag in (index.kernel.attrs or {}).get(LAUNCH_PARAMS, [])]
+
+
+def _launch(index: KernelIndex) -> Iterator[Finding]:
+    tags = launch_tags(index)
+    if COOPERATIVE not in tags:
+        text = (
+            "CTAs wait for each other across the grid: only a cooperative launch guarantees that all of them run, and gives "
+            f"the launch a name that its CTAs share; its tags are {tags}"
+        )
+        yield Finding("cooperative-launch", "the launch", text, {"needed": COOPERATIVE, "tags": tags})
+
+
+def _enter(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
+    enters = index.named(ENTER)
+    times = [int(t) for enter in enters for t in scene.count(enter, (RANK,)).ravel()]
+    if len(enters) != 1 or set(times) != {1}:
+        text = (
+            "one thread of each CTA must wait once until its launch owns the mailboxes; "
+            f"found {sum(times)} in {index.cluster_size} CTAs"
+        )
+        yield Finding("grid-enter", "mailboxes", text, {"enters": sum(times), "ctas": index.cluster_size})
+        return
+    (enter,) = enters
+    # clusters vary along the axis of the outermost loop, of which there is none around it
+    clusters = along(THREAD_AXES, np.arange(index.ctas // index.cluster_size))
+    takes = evaluate(enter.args[1], {**scene.env, index.cta_variable: clusters}, scene.cells).astype(bool)
+    taking = [tuple(int(at[axis]) for axis in (THREAD_AXES, RANK)) for at in np.argwhere(takes)]
+    last = (index.ctas // index.cluster_size - 1, index.cluster_size - 1)
+    if taking != [last]:
+        text = (
+            f"the last CTA, {last} by cluster and rank, takes the mailboxes for the launch, as the others run by then; found "
+            f"{taking[:4]}: another one may take them while CTAs of this launch find no SM"
+        )
+        yield Finding("grid-enter", enter.shown, text, {"taking": taking[:4], "last": last})
+    yield from _entered(index, scene, enter)
+
+
+def _entered(index: KernelIndex, scene: Scene, enter: Instruction) -> Iterator[Finding]:
+    """Whoever uses the mailboxes waits for a barrier at which the thread that entered arrives."""
+    arrives = [i for i in index.named(ARRIVE) if i.order > enter.order and i.nest == enter.nest]
+    barriers = {accessed(i.args[0])[0] for i in arrives}
+    waits = [i for i in index.named(WAIT) if accessed(i.args[0])[0] in barriers]
+    for user in sorted([*index.named(POST), *index.takes("grid")], key=lambda i: i.order):
+        covered = {group for wait in waits if _comes_before(scene, wait, user) for group in scene.groups(wait)}
+        missing = [group for group in scene.groups(user) if group not in covered]
+        if missing:
+            text = f"warp groups {missing} use the mailboxes before anything tells them that their launch owns these"
+            yield Finding("grid-enter", user.shown, text, {"warp_groups": missing})
+            return
 
 
 def _leave(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
@@ -53,3 +114,11 @@ def _leave(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
     if used >= tags:
         text = f"this launch uses tags up to base + {used}, and the next one's base is {tags} further: they collide"
         yield Finding("grid-tags", leave.shown, text, {"used": used, "tags": tags})
+
+
+def _comes_before(scene: Scene, wait: Instruction, user: Instruction) -> bool:
+    """In program order; or in the first round of a loop around both, where the user does not run in that round."""
+    if wait.order < user.order:
+        return True
+    shared = [loop for loop in wait.loops if loop in user.loops]
+    return any(not scene.count(user, (), scene.value(loop.variable) == 0).any() for loop in shared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from tvm import tirx
@@ -59,6 +60,25 @@ def _limits(used: TensorMap) -> Iterator[Finding]:
         if stride % UNIT or stride < row:
             text = f"the row stride must be a multiple of {UNIT} bytes and hold a row of {row}; found {stride}"
             yield Finding("tma-stride", where, text, {"stride": stride, "row": row})
-    if used.fill != 0 or used.interleave != 0 or used.rank != 2:
-        text = f"maps are of two dimensions, not interleaved, zeros outside; rank {used.rank}, fill {used.fill}"
+    if used.fill != 0 or used.interleave != 0 or used.rank not in (2, 5):
+        text = f"maps are of two or five dimensions, not interleaved, zeros outside; rank {used.rank}, fill {used.fill}"
         yield Finding("tma-form", where, text, {"rank": used.rank, "interleave": used.interleave, "fill": used.fill})
+    if used.fields:
+        yield from _parts(used, where)
+
+
+def _parts(used: TensorMap, where: str) -> Iterator[Finding]:
+    """A box has all of every inner part of a row number, and the parts together name each row once."""
+    if used.box[:-1] != used.fields:
+        text = f"a box must hold every inner part of a row number, {list(used.fields)}; found {list(used.box[:-1])}"
+        yield Finding("tma-parts", where, text, {"parts": list(used.fields), "box": list(used.box)})
+    if not all(isinstance(stride, tirx.IntImm) for stride in used.strides):
+        return
+    row = int(used.columns) * used.element_bytes
+    rows = {0}
+    for extent, stride in zip(used.fields, used.strides, strict=False):
+        rows = {at + number * int(stride) for at in rows for number in range(extent)}
+    if rows != {number * row for number in range(math.prod(used.fields))} or int(used.strides[-1]) != len(rows) * row:
+        strides = [int(stride) for stride in used.strides]
+        text = f"the parts of a row number must name each row once; extents {list(used.fields)}, strides {strides}"
+        yield Finding("tma-parts", where, text, {"parts": list(used.fields), "strides": strides})

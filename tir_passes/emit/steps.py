@@ -1,0 +1,228 @@
+"""The stages of a step in order: the head up to the last exchange, the tail behind it.
+
+Both run behind the step's main loop; or the tail is deferred into the next step's main loop, beside whose wgmmas it runs.  The
+carried value waits in registers then, in half precision: shared memory, where there would be room, is what the main loop is
+short of (wgmma reads 80 bytes a cycle and TMA writes 48 of the 128 that it can do).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tvm.script import tirx as T
+
+from tvm_comfuse.schedules.legality import DEFER_SLOTS, EARLY_SLOTS, QUAD_COLUMNS
+from tvm_comfuse.schedules.split import head_blocks, last_round, tail_stages
+from tvm_comfuse.tir_passes.emit import operands, ring
+from tvm_comfuse.tir_passes.emit.dsl import Cell, do, unrolled, when
+from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, Fragment
+from tvm_comfuse.tir_passes.emit.held import InAccumulators, InParked, Parked
+from tvm_comfuse.tir_passes.emit.instructions import opaque
+from tvm_comfuse.tir_passes.emit.mma import Company
+from tvm_comfuse.tir_passes.emit.reduce import reduce_across, reduce_local
+from tvm_comfuse.tir_passes.emit.stages import Action, RowValues, Stages
+
+Expr = Any
+
+
+@dataclass
+class Steps:
+    """Emits head and tail of a kernel's steps.
+
+    rows, columns, parked: registers that live from a step's head to its tail.
+    """
+
+    kernel: Any
+
+    def __post_init__(self) -> None:
+        kernel = self.kernel
+        self.spec, self.staging, self.rounds = kernel.spec, kernel.staging, kernel.rounds
+        self.cut = last_round(self.spec)
+        self.rows = RowValues(self._fragment(kernel.lane))
+        for reduction in self.spec.reductions:
+            self.rows.of(reduction.block)
+        self.columns = operands.column_registers(kernel, self.rows.fragment.rows)
+        self.parked = Parked(kernel, self.rows.fragment) if kernel.plan.defer else None
+        kernel.early = self._early_operands()
+
+    # --- the parts ----------------------------------------------------------------------------------------------------
+
+    def _stages(self, held: Any, step: Expr) -> Stages:
+        kernel = self.kernel
+        # addresses made from the lane would otherwise be computed before the main loop, where no register is left for them
+        lane = Cell("int32", "stage_lane", kernel.lane)
+        opaque(lane.value)
+        kernel.fragment = self._fragment(lane.value)
+        return Stages(kernel, held(), self.rows, self.columns, step)
+
+    def _fragment(self, lane: Expr) -> Fragment:
+        plan = self.kernel.plan
+        return Fragment(plan.tile_m, plan.tile_n, self.kernel.warp, lane, plan.w_order == "quads")
+
+    def head(self, step: Expr, use: Expr) -> Stages:
+        """All passes up to the last exchange, whose partials are on their way then."""
+        stages = self._stages(lambda: InAccumulators(self.kernel), step)
+        operands.load_columns(self.kernel, self.columns, step)
+        self._await_operands(use, in_head=True)
+        for stage in self.spec.stages[: self.cut]:
+            self._stage(stages, stage, use)
+        if self.cut >= 0:
+            stage = self.spec.stages[self.cut]
+            self._outputs(stages, stage.outputs, use, late=False)
+            number, members = self._round(stage, use)
+            actions = self._carry(stages, stage)
+            if self.parked is None:
+                reduce_local(self.kernel, stages, members, actions, [], number, None)
+            else:
+                park = [stages.park(self.parked)]
+                reduce_local(self.kernel, stages, members, actions, park, number, self.parked.offsets)
+        return stages
+
+    def row_values(self, stages: Stages, use: Expr) -> None:
+        """The last exchange's row values."""
+        if self.cut >= 0:
+            number, members = self._round(self.spec.stages[self.cut], use)
+            reduce_across(self.kernel, stages, members, number)
+
+    def tail(self, stages: Stages, use: Expr) -> None:
+        """All passes behind the last exchange, right away."""
+        self._await_operands(use, in_head=False)
+        late, behind = tail_stages(self.spec)
+        self._outputs(stages, late, use, late=True)
+        for stage in behind:
+            self._stage(stages, stage, use)
+        for slot in self.staging.operand_tiles:
+            if not self.staging.stored(slot.tile):
+                ring.arrive(self.kernel.tile_empty, self.kernel.tile_barrier(self.kernel.group, slot.tile))
+
+    def _stage(self, stages: Stages, stage: Any, use: Expr) -> None:
+        """A whole stage: early outputs, carried value, its round, late outputs."""
+        self._outputs(stages, stage.outputs, use, late=False)
+        actions = self._carry(stages, stage)
+        number, members = self._round(stage, use)
+        if members:
+            reduce_local(self.kernel, stages, members, actions, [], number)
+            reduce_across(self.kernel, stages, members, number)
+        else:
+            stages.sweep(actions)
+        self._outputs(stages, stage.outputs, use, late=True)
+
+    def _carry(self, stages: Stages, stage: Any) -> list[Action]:
+        return [stages.carry(self.kernel.blocks[stage.carried])] if stage.carried else []
+
+    def _round(self, stage: Any, use: Expr) -> tuple[Expr, list[Any]]:
+        """The number of a stage's exchange in this launch, and its members; [] if the stage has none."""
+        for position, members in enumerate(self.rounds):
+            if members[0] in stage.reductions:
+                return use * len(self.rounds) + position, members
+        return use, []
+
+    def _await_operands(self, use: Expr, in_head: bool) -> None:
+        """Waits for the tiles of operands that are read first in the head, or only in the tail."""
+        names = head_blocks(self.spec) if self.cut >= 0 else frozenset()
+        for slot in self.staging.operand_tiles:
+            if in_head != names.isdisjoint(slot.readers):
+                ring.wait(self.kernel.tile_full, self.kernel.tile_barrier(self.kernel.group, slot.tile), use % 2)
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    def _outputs(self, stages: Stages, outputs: Any, use: Expr, late: bool) -> None:
+        for output in outputs:
+            if output.late == late:
+                self._send(stages, output, use)
+
+    def _send(self, stages: Stages, output: Any, use: Expr) -> None:
+        """One output, in a pass of its own."""
+        kernel, staging = self.kernel, self.staging
+        block, buffer = kernel.blocks[output.block], kernel.buffers[output.index]
+        if output.kind == "row":
+            stages.send_row(block, buffer)
+            return
+        slot = staging.store_of(output.block)
+        if slot is None:
+            stages.sweep([stages.send_global(block, buffer)])
+            return
+        nth, again = staging.store_tiles.index(slot), len(staging.store_tiles) - 1
+        if nth > 0:
+            ring.wait(kernel.tile_next, kernel.group, (use * again + nth - 1) % 2)
+        elif not staging.loaded(slot.tile):
+            ring.wait(kernel.tile_empty, kernel.tile_barrier(kernel.group, slot.tile), (use + 1) % 2)
+        stages.sweep([stages.send_tile(block, str(buffer.dtype), slot.tile)])
+        do(T.ptx.fence.proxy.async_.shared__cta())
+        ring.arrive(kernel.tile_ready, kernel.group)
+
+    # --- beside the main loop -----------------------------------------------------------------------------------------
+
+    def company(self, step: Expr, use: Expr) -> Company:
+        """What runs beside a step's main loop: of the step before, the row values, then a box of the tail with each slot; of
+        this step, the first operands of the head."""
+        first = DEFER_SLOTS + self.rows.fragment.boxes if self.parked else 0
+        last = min(EARLY_SLOTS, self.kernel.geometry.k_slots) if self.kernel.early else 0
+        return Company(first, partial(self._beside_first, step, use), last, partial(self._load_early, step))
+
+    def _beside_first(self, step: Expr, use: Expr, k: Expr) -> None:
+        with when(use > 0):
+            with when(k == DEFER_SLOTS - 1):
+                self._begin_tail(step - 1, use - 1)
+            with when(k >= DEFER_SLOTS):
+                self._tail_of_box(step - 1, use - 1, k - DEFER_SLOTS)
+
+    def last_tail(self, steps: Expr) -> None:
+        """The tail of the last step, which no main loop follows."""
+        if self.parked is None:
+            return
+        with when(steps > 0):
+            self._begin_tail(steps - 1, steps - 1)
+            with unrolled(self.rows.fragment.boxes, "box") as box:
+                self._tail_of_box(steps - 1, steps - 1, box)
+
+    def _begin_tail(self, step: Expr, use: Expr) -> None:
+        stages = self._stages(lambda: InParked(self.kernel, self.parked), step)
+        self.row_values(stages, use)
+        for output in self._tail_outputs():
+            if output.kind == "row":
+                self._send(stages, output, use)
+
+    def _tail_of_box(self, step: Expr, use: Expr, box: Expr) -> None:
+        """All passes of the tail over one box."""
+        stages = self._stages(lambda: InParked(self.kernel, self.parked), step)
+        late, behind = tail_stages(self.spec)
+        passes = [self._send_of_box(stages, output) for output in late]
+        for stage in behind:
+            early, own_late = ([o for o in stage.outputs if o.late == after] for after in (False, True))
+            passes += [self._send_of_box(stages, output) for output in early]
+            passes += [self._carry(stages, stage)]
+            passes += [self._send_of_box(stages, output) for output in own_late]
+        stages.sweep_box([actions for actions in passes if actions], box)
+
+    def _tail_outputs(self) -> list[Any]:
+        late, behind = tail_stages(self.spec)
+        return [*late, *(output for stage in behind for output in stage.outputs)]
+
+    def _send_of_box(self, stages: Stages, output: Any) -> list[Action]:
+        if output.kind == "row":
+            return []
+        return [stages.send_global(self.kernel.blocks[output.block], self.kernel.buffers[output.index])]
+
+    def _early_operands(self) -> dict[int, operands.Eights]:
+        """Registers for the first operand that the head reads from global memory; there is room for one.
+
+        It is asked for before the main loop's last products are there: their wait hides its latency.
+        """
+        kernel = self.kernel
+        kernel.fragment = self.rows.fragment
+        head = head_blocks(self.spec)
+        for index, operand in enumerate(kernel.tiles):
+            if operands.reads_eights(kernel, index) and not head.isdisjoint(operand.readers):
+                dtype, groups = str(operand.buffer.dtype), kernel.plan.tile_n // QUAD_COLUMNS
+                return {index: operands.Eights(kernel, dtype, groups, None)}
+        return {}
+
+    def _load_early(self, step: Expr) -> None:
+        stages = self._stages(lambda: InAccumulators(self.kernel), step)
+        for index, eights in self.kernel.early.items():
+            rows = operands.GlobalRows(self.kernel, self.kernel.tiles[index].buffer, step)
+            with unrolled(stages.fragment.boxes, "box") as box:
+                eights.load(rows, box, range(BOX_PAIRS))
