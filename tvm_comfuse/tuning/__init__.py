@@ -1,0 +1,1 @@
+"""Measured plans: the database that keeps them, and what fills it."""
