@@ -19,6 +19,8 @@ from tvm_comfuse.errors import ComfuseError
 
 #: seconds to wait for another writer; a commit takes milliseconds, a merge or prune of thousands of records seconds
 LOCK_TIMEOUT = 60.0
+#: seconds between two tries
+LOCK_POLL = 0.005
 LOCK_NAME = ".lock"
 TORN_SUFFIX = ".torn"
 
@@ -37,7 +39,7 @@ def locked(folder: Path) -> Iterator[None]:
 
     Raises DatabaseError if the lock stays taken for LOCK_TIMEOUT seconds or the folder cannot be written.
     """
-    lock = FileLock(folder / LOCK_NAME, timeout=LOCK_TIMEOUT)
+    lock = FileLock(folder / LOCK_NAME, timeout=LOCK_TIMEOUT, poll_interval=LOCK_POLL)
     try:
         lock.acquire()
     except Timeout as error:
