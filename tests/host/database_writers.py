@@ -21,11 +21,13 @@ from pathlib import Path
 from tvm_comfuse.tuning.database.store import Store
 
 #: seconds a writer is left alone, at most; a commit takes about as long
-LIFE = 0.02
+LIFE = 0.01
 #: everything is read after this many kills
 LOOK_EVERY = 25
-#: seconds between the pieces that a line is written in, each half of what is left; many kills then fall into a line
+#: seconds between the pieces that a line is written in; many kills then fall into a line
 PAUSE = 0.0002
+#: least bytes of a piece; otherwise it is a third of what is left
+PIECE = 64
 
 
 def main() -> None:
@@ -50,7 +52,7 @@ def main() -> None:
     Store(folder).entries()
     words = [line.split() for log in sorted(logs.iterdir()) for line in log.read_text().splitlines()]
     begun = [[int(word[1]), int(word[2])] for word in words if word[0] == "begun"]
-    print(json.dumps({"begun": begun, "done": [int(word[1]) for word in words if word[0] == "done"]}))
+    json.dump({"begun": begun, "done": [int(word[1]) for word in words if word[0] == "done"]}, sys.stdout)
 
 
 def kill(writer: int) -> None:
@@ -68,11 +70,11 @@ def start(folder: Path, tasks: list, number: int, logs: Path) -> int:
     chance = random.Random(number)
     write = os.write
 
-    def write_half(descriptor: int, data: bytes) -> int:
+    def write_piece(descriptor: int, data: bytes) -> int:
         time.sleep(PAUSE)
-        return write(descriptor, data[: (len(data) + 1) // 2])
+        return write(descriptor, data[: max(PIECE, len(data) // 3)])
 
-    os.write = write_half
+    os.write = write_piece
     store = Store(folder)
     for count in range(10**6):
         name, task = number * 10**6 + count, chance.randrange(len(tasks))
