@@ -252,6 +252,13 @@ def test_merge_keeps_one_workload_of_two_names(database: Database, func: Any, ta
     found = database.query(func, target)
     assert found is not None
     assert found.plan == some_plan(func, 5)
+    # the renamed function comes first in the other database; merged twice it is there once
+    other = Database.open(database.path.with_name("other"))
+    commit(other, renamed, 9.0, 5)
+    assert other.merge(database) == (1, 0)
+    assert other.merge(database) == (0, 0)
+    assert len(other.records()) == 2
+    assert verify(other) == []
 
 
 def test_prune_keeps_the_best_and_drops_other_versions_on_demand(database: Database, func: Any, target: Any) -> None:

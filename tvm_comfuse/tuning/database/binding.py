@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tvm_comfuse._version import __version__
 from tvm_comfuse._versions import release
@@ -87,12 +89,13 @@ def current_versions() -> dict[str, str]:
     }
 
 
-def names_device(payload_target: Any, device: str) -> bool:
-    """Whether a record's own target (decoded JSON) is of the device of its folder."""
+@lru_cache(maxsize=64)
+def names_device(target: str, device: str) -> bool:
+    """Whether a record's own target, as JSON, is of the device of its folder."""
     from tvm.target import Target
 
     try:
-        return device_key(Target(dict(payload_target))) == device
+        return device_key(Target(json.loads(target))) == device
     except (TypeError, ValueError, RuntimeError):
         return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,11 @@ class Database:
         rows  where M is symbolic, the number of rows to be good at: of the records' buckets the nearest is taken;
               the largest one if None
         """
-        matching = [record for record in self.answers(Shape.of(analyze(func)), target) if record_is_of(record, func)]
-        return fastest(in_bucket(matching, rows))
+        near = self.answers(Shape.of(analyze(func)), target)
+        wanted = workload_module(func)
+        # compared, not hashed: TVM's structural hash was seen to differ for equal expressions
+        lines = {line for line in {record.entry.workload for record in near} if is_workload(line, wanted)}
+        return fastest(in_bucket([record for record in near if record.entry.workload in lines], rows))
 
     def answers(self, shape: Shape, target: Target) -> list[Record]:
         """Believed records for a target of clusters with this shape.  They may still differ in constants."""
@@ -186,7 +189,8 @@ class Database:
         for record in source.records():
             if record.doubt:
                 refused += 1
-            elif record.entry.key not in known and self._write(record).entry.key not in known:
+            # an equal workload that is there may have other names, and then the record another key
+            elif record.entry.key not in known and self._write(record, known).entry.key not in known:
                 added += 1
         return added, refused
 
@@ -223,11 +227,10 @@ class Database:
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
-    def _write(self, record: Record) -> Record:
-        assert record.entry.evidence is not None
-        store = self._store(record.binding)
-        key = store.commit(record.entry.workload, record.entry.payload, record.entry.evidence, same_workload)
-        return next(each for each in self._records(record.binding) if each.entry.key == key)
+    def _write(self, record: Record, known: Container[str] = ()) -> Record:
+        entry, evidence, store = record.entry, record.entry.evidence, self._store(record.binding)
+        assert evidence is not None  # what is believed has some
+        return Record(record.binding, store.commit(entry.workload, entry.payload, evidence, same_workload, known))
 
     def _check_record(self, record: Record, spec: Any, target: Target) -> None:
         """Raises DatabaseError for a record that would not be believed or whose plan is not legal."""
@@ -295,15 +298,12 @@ def arguments(func: PrimFunc, rows: int) -> list[Any]:
 
 def same_workload(left: str, right: str) -> bool:
     """Whether two workload lines hold equal modules, whatever their variables are called."""
-    return left == right or bool(tvm_ffi.structural_equal(workload_of(left).mod, workload_of(right).mod))
+    return left == right or is_workload(left, workload_of(right).mod)
 
 
-def record_is_of(record: Record, func: PrimFunc) -> bool:
-    """Whether a record was measured on this function.
-
-    Compared, not hashed: TVM's structural hash was seen to differ for equal expressions.
-    """
-    return bool(tvm_ffi.structural_equal(record.module, workload_module(func)))
+def is_workload(line: str, module: tvm.IRModule) -> bool:
+    """Whether a workload line holds a module that is equal to another, whatever their variables are called."""
+    return bool(tvm_ffi.structural_equal(workload_of(line).mod, module))
 
 
 def in_bucket(records: list[Record], rows: int | None) -> list[Record]:

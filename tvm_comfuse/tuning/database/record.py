@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tvm_comfuse.errors import PlanError
@@ -14,7 +14,7 @@ from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.spec import ClusterSpec
 from tvm_comfuse.tuning.database.binding import Binding, names_device
 from tvm_comfuse.tuning.database.files import DatabaseError
-from tvm_comfuse.tuning.database.store import Entry
+from tvm_comfuse.tuning.database.store import CACHED_WORKLOADS, Entry
 
 if TYPE_CHECKING:
     import tvm
@@ -165,7 +165,7 @@ class Record:
             return "no evidence: it was written or changed by another program"
         if Binding.from_versions(evidence.device, evidence.versions) != self.binding:
             return f"it is of {evidence.device}, {evidence.versions}, and stands in the folder of another"
-        if not names_device(self.entry.payload[2], self.binding.device):
+        if not names_device(json.dumps(self.entry.payload[2]), self.binding.device):
             return f"its target is not {self.binding.device}"
         if not evidence.accuracy.passed:
             return f"its error {evidence.accuracy.error:.3g} is above {evidence.accuracy.allowed:.3g}"
@@ -234,6 +234,7 @@ def plan_text(trace: Any) -> str | None:
     return None
 
 
+@lru_cache(maxsize=CACHED_WORKLOADS)
 def workload_of(line: str) -> Any:
     """MetaSchedule's Workload of a line.  Raises DatabaseError if it cannot be read."""
     from tvm.s_tir import meta_schedule as ms

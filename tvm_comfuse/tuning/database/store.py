@@ -14,9 +14,10 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ RECORDS = "database_tuning_record.json"
 EVIDENCE = "database_evidence.json"
 FILES = (WORKLOADS, EVIDENCE, RECORDS)
 
+#: many records share a workload of tens of kilobytes
+CACHED_WORKLOADS = 256
 #: whether two workload lines are the same workload although their texts differ
 Same = Callable[[str, str], bool]
 
@@ -64,29 +67,37 @@ class Store:
         self._workloads = _Workloads(folder / WORKLOADS)
 
     def commit(
-        self, workload: str, payload: list[Any], evidence: dict[str, Any], same: Same = lambda old, new: old == new
-    ) -> str:
-        """Append a record with its evidence, and its workload unless it is there; returns the record's key.
+        self,
+        workload: str,
+        payload: list[Any],
+        evidence: dict[str, Any],
+        same: Same = lambda old, new: old == new,
+        known: Container[str] = (),
+    ) -> Entry:
+        """Append a record with its evidence, and its workload unless it is there; returns what is stored.
 
         workload  a line of the workload file
         same      asked for lines with the same hash
+        known     keys of records that are there already and are not appended again
+
         The record comes last, so that a writer killed at any point leaves at most a workload or evidence that no record
         needs.  Raises DatabaseError.
         """
         with self._lock():
             lines = self._workloads.refresh()
-            index = next(
-                (number for number in self._workloads.with_hash_of(workload) if same(lines[number], workload)), None
-            )
+            numbers = self._workloads.with_hash_of(workload)
+            index = next((number for number in numbers if same(lines[number], workload)), None)
             if index is None:
                 append_line(self.folder / WORKLOADS, workload)
                 index = len(lines)
             else:
                 workload = lines[index]
             key = key_of(workload, payload)
-            append_line(self.folder / EVIDENCE, _dump({**evidence, "key": key}))
-            append_line(self.folder / RECORDS, _dump([index, payload]))
-        return key
+            entry = Entry(workload, payload, key, {**evidence, "key": key})
+            if key not in known:
+                append_line(self.folder / EVIDENCE, _dump(entry.evidence))
+                append_line(self.folder / RECORDS, _dump([index, payload]))
+        return entry
 
     def entries(self) -> list[Entry]:
         """All records, oldest first.  Lines that are no records are left out with a TornLineWarning."""
@@ -181,8 +192,12 @@ def hash_of(workload: str) -> str:
 
 def key_of(workload: str, payload: list[Any]) -> str:
     """The key of a record, whatever file and line it stands in."""
-    text = _dump(payload, sort_keys=True)
-    return hashlib.sha256(f"{hashlib.sha256(workload.encode()).hexdigest()}\n{text}".encode()).hexdigest()
+    return hashlib.sha256(f"{_digest(workload)}\n{_dump(payload, sort_keys=True)}".encode()).hexdigest()
+
+
+@lru_cache(maxsize=CACHED_WORKLOADS)
+def _digest(workload: str) -> str:
+    return hashlib.sha256(workload.encode()).hexdigest()
 
 
 def workload_line(values: list[str]) -> str:
