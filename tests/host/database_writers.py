@@ -28,6 +28,8 @@ LOOK_EVERY = 25
 PAUSE = 0.0002
 #: least bytes of a piece; otherwise it is a third of what is left
 PIECE = 64
+#: seconds between two commits of a writer, at most; others then get the lock, which is not a fair one
+REST = 0.004
 
 
 def main() -> None:
@@ -83,6 +85,7 @@ def start(folder: Path, tasks: list, number: int, logs: Path) -> int:
         # the time names the record
         store.commit(workload, [trace, [(name + 1) * 1e-9], target, arguments], {"task": task})
         write(log, f"done {name}\n".encode())
+        time.sleep(chance.uniform(0, REST))
     os._exit(0)
 
 
