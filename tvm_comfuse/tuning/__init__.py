@@ -1,1 +1,1 @@
-"""Measured plans instead of estimated ones: MetaSchedule, a cost model that learns, builders and runners."""
+"""Measured plans instead of estimated ones: the search that finds them and the database that keeps them."""
