@@ -9,8 +9,9 @@ import argparse
 
 import tvm_comfuse
 from tvm_comfuse.schedules.device import H200, device_of
+from tvm_comfuse.tuning.database import Database
 from tvm_comfuse.tuning.quality import TOP, compare, measurements
-from tvm_comfuse.tuning.record import StockStore
+from tvm_comfuse.tuning.record import DatabaseStore
 
 
 def main() -> None:
@@ -19,8 +20,10 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--target", default="h200")
     options = parser.parse_args()
-    device = device_of(tvm_comfuse.parse_target(options.target)) or H200
-    measured = measurements(StockStore(options.folder).records(), device)
+    target = tvm_comfuse.parse_target(options.target)
+    device = device_of(target) or H200
+    store = DatabaseStore(Database.open(options.folder, create=False, read_only=True))
+    measured = measurements(store.records(target), device)
     print(f"{'held out':9} {'model':9} {'pairs':>6} {f'best of {TOP}':>10} {'candidates':>10}")
     for held, across in (("plans", False), ("tasks", True)):
         if across and len(measured) < 2:

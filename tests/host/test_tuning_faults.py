@@ -116,6 +116,7 @@ class Planted:
 
     parallel = 1
     products: dict[str, float] = {}  # noqa: RUF012
+    device_name = "none"
 
     def __init__(self, what: Task, folder: Path, patch: pytest.MonkeyPatch):
         self.folder, self.patch = folder, patch
@@ -134,6 +135,9 @@ class Planted:
         kind, name = self.kinds[self.count]
         self.count += 1
         return done(self._build(kind, name, first))
+
+    def discard(self, library: str) -> None:
+        """The folder is the test's."""
 
     def prepare(self, what: Task) -> None:
         """Has no process to prepare."""

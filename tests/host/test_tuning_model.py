@@ -179,6 +179,6 @@ def test_equal_loops_are_looked_at_once() -> None:
     what = task()
     space, context, extractor = space_of(what), context_of(what), PlanFeatures(H200)
     extractor.of_plans(context, space, space.legal)
-    loops = {(plan.tile_m, plan.tile_n, plan.layout, plan.groups_m, plan.groups_n) for plan in space.legal}
+    loops = {(plan.cta_rows, plan.cta_columns, plan.tile_k) for plan in space.legal}
     assert len(extractor._inst._known) == len(loops)
     assert tvm_ffi.structural_hash(context.mod) in {key[0] for key in extractor._inst._known}

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import tvm
 from tuning_examples import TARGET, task
 
-from tvm_comfuse.schedules.apply import plan_of, schedule
+from tvm_comfuse.schedules.apply import schedule
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.tuning.build import build
@@ -27,7 +28,7 @@ behaviour = sys.argv[1].split(",")
 for count, line in enumerate(sys.stdin):
     request = json.loads(line)
     if "library" not in request:
-        print(json.dumps({"product_us": 5.0}), flush=True)
+        print(json.dumps({"product_us": 5.0, "device": "stub"}), flush=True)
         continue
     number = int("".join(c for c in os.path.basename(request["library"]) if c.isdigit()))
     what = behaviour[number]
@@ -110,20 +111,11 @@ def test_the_cpu_goes_the_same_way(tmp_path: Path) -> None:
     assert session.measure(str(tmp_path / "none.so")).reason == "load"
 
 
+@pytest.mark.skipif(tvm.cuda(0).exist, reason="there is a GPU to prepare it on")
 def test_a_task_that_cannot_be_prepared_is_a_failure() -> None:
     what = task(*SMALL)
-    import tvm
-
     request = {"task": "k", "func": tvm.ir.save_json(what.func), "target": tvm.ir.save_json(TARGET), "rows": 64}
-    assert set(answer(request, {})) == {"failure"}  # there is no GPU here
-
-
-def test_what_is_built_is_the_candidate() -> None:
-    func = schedule(task(*SMALL).func, H200)
-    import tvm
-
-    again = tvm.ir.load_json(tvm.ir.save_json(func))
-    assert plan_of(again) == plan_of(func)
+    assert set(answer(request, {})) == {"failure"}
 
 
 @pytest.mark.parametrize("parallel", [1, 3])

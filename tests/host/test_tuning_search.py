@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,9 @@ from tuning_examples import TARGET, InstantBuilder, MadeUpRunner, made_up, searc
 
 from tvm_comfuse.schedules.choose import default_plan
 from tvm_comfuse.schedules.device import H200
+from tvm_comfuse.tuning.database import Database
 from tvm_comfuse.tuning.log import Log
-from tvm_comfuse.tuning.record import StockStore
+from tvm_comfuse.tuning.record import DatabaseStore, MemoryStore
 from tvm_comfuse.tuning.search import BATCH
 from tvm_comfuse.tuning.strategy import family, pick
 
@@ -120,7 +123,7 @@ def test_a_failed_default_plan_stops_nothing() -> None:
 
 
 def test_resuming_measures_the_reference_again_and_no_plan_twice() -> None:
-    what, store = task(*SMALL), StockStore()
+    what, store = task(*SMALL), MemoryStore()
     us = made_up(what.spec, 1)
     first = MadeUpRunner(lambda plan, _: us(plan))
     search(InstantBuilder(), first, store, trials=8).run([what])
@@ -135,20 +138,27 @@ def test_resuming_measures_the_reference_again_and_no_plan_twice() -> None:
     assert all(record.us == pytest.approx(us(record.plan), rel=1e-6) for record in records)
 
 
-def test_interrupt_keeps_everything(tmp_path: Path) -> None:
+def raise_interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("interrupt", [raise_interrupt, lambda: signal.raise_signal(signal.SIGINT)])
+def test_interrupt_keeps_everything(tmp_path: Path, interrupt: Callable[[], None]) -> None:
     what = task(*SMALL)
     us = made_up(what.spec, 1)
+    before = signal.getsignal(signal.SIGINT)
 
     def interrupted(plan, number):
         if number == 11:
-            raise KeyboardInterrupt
+            interrupt()
         return us(plan)
 
     found = search(InstantBuilder(), MadeUpRunner(interrupted), folder=tmp_path, trials=64)
     found.run([what])
     assert found.stopped == "interrupt"
-    on_disk = StockStore(tmp_path).query(what.workload, TARGET)
-    assert 0 < len(on_disk) <= 10
+    assert signal.getsignal(signal.SIGINT) is before
+    on_disk = DatabaseStore(Database.open(tmp_path)).query(what.workload, TARGET)
+    assert 0 < len(on_disk) <= 16
     assert [json.dumps(r.plan.to_dict()) for r in on_disk] == [
         json.dumps(r.plan.to_dict()) for r in found.store.query(what.workload, TARGET)
     ]
@@ -158,6 +168,7 @@ def test_ends_by_time_by_plans_and_by_patience(tmp_path: Path) -> None:
     what = task("bias_gelu", 64, 128, 64)
     us = made_up(what.spec, 1)
     legal = list(space_of(what).legal)
+    Database.open(tmp_path)
     log = Log(tmp_path)
     for plan in legal[20:]:
         log.write("failed", task=what.key, target=str(TARGET), plan=plan.to_dict(), reason="wrong")

@@ -18,20 +18,21 @@ from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.spec import ClusterSpec, analyze
 from tvm_comfuse.tuning.build import Built
+from tvm_comfuse.tuning.database.database import Database, workload_module
 from tvm_comfuse.tuning.log import Log
 from tvm_comfuse.tuning.model import PlanModel
-from tvm_comfuse.tuning.record import StockStore, Store
+from tvm_comfuse.tuning.record import DatabaseStore, MemoryStore, Store
 from tvm_comfuse.tuning.search import Search, Settings
 from tvm_comfuse.tuning.session import Measured
 from tvm_comfuse.tuning.space import Space
-from tvm_comfuse.tuning.task import Task, workload_of
+from tvm_comfuse.tuning.task import Task
 
 TARGET = tvm_comfuse.parse_target("h200")
 
 
 def task(name: str = "layer_norm", m: int | None = 16384, n: int = 768, k: int = 768, label: str = "mm") -> Task:
     func = EXAMPLES[name].build(m=m, n=n, k=k, dtype="bfloat16")
-    return Task(workload_of(func), m or 4096, [label])
+    return Task(workload_module(func), m or 4096, [label])
 
 
 def space_of(what: Task) -> Space:
@@ -78,6 +79,9 @@ class InstantBuilder:
         reason = self.failing.get(plan, "")
         return done(Built(reason=reason, failure=reason) if reason else Built(plan.to_json()))
 
+    def discard(self, library: str) -> None:
+        """There is no file."""
+
 
 class MadeUpRunner:
     """Times by a function of the plan and the number of the measurement."""
@@ -85,6 +89,7 @@ class MadeUpRunner:
     def __init__(self, us: Callable[[Plan, int], float], failing: dict[Plan, str] | None = None):
         self.us, self.failing = us, failing or {}
         self.products: dict[str, float] = {}
+        self.device_name = "made up"
         self.measured: list[Plan] = []
         self.references: list[str] = []
 
@@ -116,5 +121,6 @@ def search(
     model: PlanModel | None = None,
     **settings: Any,
 ) -> Search:
-    kept = store if store is not None else StockStore(folder)
+    default = DatabaseStore(Database.open(folder)) if folder is not None else MemoryStore()
+    kept = store if store is not None else default
     return Search(TARGET, H200, kept, builder, runner, model or PlanModel(H200), Settings(**settings), Log(folder))

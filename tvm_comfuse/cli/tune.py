@@ -55,7 +55,6 @@ def tune(
     """Measure plans for the kernels of a model on this machine's GPU and keep the fastest whose numbers are right."""
     start()
     budget = seconds(time_budget) if time_budget is not None else None
-    from tvm_comfuse.tuning.api import PLANS_NAME
     from tvm_comfuse.tuning.api import tune as tune_model
     from tvm_comfuse.worker import Limits
 
@@ -79,7 +78,7 @@ def tune(
         for refusal in result.refusals:
             display.out.print(f"not tuned: {refusal}")
         display.end()
-        display.out.print(_last_line(model, target, result, PLANS_NAME))
+        display.out.print(_last_line(model, target, result))
     if result.stopped == "interrupt":
         raise typer.Exit(INTERRUPTED)
 
@@ -154,9 +153,9 @@ def _number(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _last_line(model: str, target: str, result: Any, plans: str) -> str:
+def _last_line(model: str, target: str, result: Any) -> str:
     if not result.plans:
         return "no plan was found; the default ones stay"
     if result.records is None:
         return "nothing was kept; give --tuning-records FOLDER to keep and use the plans"
-    return f"to use them: comfuse compile {model} -o model.so --target {target} --plans {result.records / plans}"
+    return f"to use them: comfuse compile {model} -o model.so --target {target} --tuning-records {result.records}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +16,18 @@ from tvm_comfuse.schedules.device import H200, device_of
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.target import is_cuda, name_of, parse_target
 from tvm_comfuse.tuning.builder import Builder
+from tvm_comfuse.tuning.database import Database
 from tvm_comfuse.tuning.log import NAME as LOG_NAME
 from tvm_comfuse.tuning.log import Log
 from tvm_comfuse.tuning.model import PlanModel
-from tvm_comfuse.tuning.record import StockStore, Store
+from tvm_comfuse.tuning.record import DatabaseStore, MemoryStore, Store
 from tvm_comfuse.tuning.runner import DEFAULT_LIMITS, Runner
 from tvm_comfuse.tuning.search import Search, Settings
 from tvm_comfuse.tuning.task import tasks_of
 from tvm_comfuse.worker import Limits
 
-#: files of a records folder besides those of the database and the log
-PLANS_NAME, MODEL_NAME = "plans.json", "cost_model.json"
+#: the file of a records folder besides the database and the log
+MODEL_NAME = "cost_model.json"
 #: candidates of a task: enough to come within 2 % of the best of all its plans (tests/host/test_tuning_search.py)
 TRIALS = 64
 
@@ -118,16 +118,17 @@ def tune(
                                  kernels, in which plans change nothing: it is there to try the way
     trials          candidates in all; TRIALS for each task if left out
     time_budget     seconds
-    records         a folder for records, log, cost model and best plans; a search continues where the last one ended
+    records         a folder for a tuning database, with log and cost model; a search continues where the last one ended
     early_stopping  a task ends after so many candidates in a row that do not improve it
     rows            M of the measurements where M is symbolic
     parallel        processes that build
     limits          seconds that a process may take to start, to build and to launch
-    store           where records go, instead of TVM's database in the folder
+    store           where records go, instead of the database in the folder
     on_change       called with the search after every event
 
     KeyboardInterrupt ends the search, and the result is what was found until then.  Raises ModelError, TargetError, and
-    OutputError for a folder that cannot be written.
+    OutputError or
+    DatabaseError for a folder that cannot be written or holds something else.
     """
     from tvm_comfuse.build import to_module
 
@@ -137,7 +138,8 @@ def tune(
         raise TargetError("a Hopper GPU or llvm", name_of(parsed), "use the target h200, h100 or llvm")
     if is_cuda(parsed) and not tvm.cuda(0).exist:
         raise TargetError("a GPU to measure on", "none", "tune on a machine with one, or try the way on llvm")
-    folder = _folder(records)
+    folder = Path(records) if records is not None else None
+    kept = store if store is not None else _store(folder)
     tasks, refusals = tasks_of(to_module(model, example_args), device, rows)
     cost_model = PlanModel(device)
     if folder is not None and (folder / MODEL_NAME).is_file():
@@ -145,7 +147,6 @@ def tune(
     count = trials if trials is not None else TRIALS * len(tasks)
     settings = Settings(count, time_budget, early_stopping, seed)
     with Builder(parsed, parallel, limits) as builder, Runner(parsed, limits or DEFAULT_LIMITS) as runner:
-        kept = store if store is not None else StockStore(folder)
         search = Search(parsed, device, kept, builder, runner, cost_model, settings, Log(folder), on_change)
         search.log.write("start", target=str(parsed), tasks=[task.name for task in tasks], trials=count)
         search.run(tasks)
@@ -153,25 +154,19 @@ def tune(
         result = _result(search, refusals, folder)
     if folder is not None:
         cost_model.write(folder / MODEL_NAME)
-        _write_plans(folder / PLANS_NAME, result.plans)
     return result
 
 
-def _folder(records: str | Path | None) -> Path | None:
-    if records is None:
-        return None
-    folder = Path(records)
+def _store(folder: Path | None) -> Store:
+    """The database of a folder, or memory."""
+    if folder is None:
+        return MemoryStore()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        database = Database.open(folder)
         (folder / LOG_NAME).touch()
     except OSError as error:
         raise OutputError("a folder for tuning records", f"{folder}: {error}", "choose another place") from error
-    return folder
-
-
-def _write_plans(path: Path, plans: dict[str, Plan]) -> None:
-    """The file that `comfuse compile --plans` reads."""
-    path.write_text(json.dumps({name: plan.to_dict() for name, plan in plans.items()}, indent=1))
+    return DatabaseStore(database)
 
 
 def _result(search: Search, refusals: list[Refusal], folder: Path | None) -> TuneResult:

@@ -21,8 +21,9 @@ from tvm_comfuse.tuning.child import ask, stop
 from tvm_comfuse.worker import Limits, Worker
 
 CHILD = (sys.executable, "-m", "tvm_comfuse.tuning.build")
-#: one core is left to the process that measures: it launches kernels and must not wait
-MOST_BUILDERS = max(1, (os.cpu_count() or 2) - 1)
+#: one core is left to the process that measures: it launches kernels and must not wait.  More than two batches are never
+#: on their way for one task
+MOST_BUILDERS = min(16, max(1, (os.cpu_count() or 2) - 1))
 
 
 class Builder:
@@ -65,6 +66,10 @@ class Builder:
         self._futures = [future for future in self._futures if not future.done()]
         self._futures.append(self._pool.submit(self._build, request))
         return self._futures[-1]
+
+    def discard(self, library: str) -> None:
+        """Removes a library that is needed no more."""
+        Path(library).unlink(missing_ok=True)
 
     def _build(self, request: dict[str, Any]) -> Built:
         worker = self._idle.get()

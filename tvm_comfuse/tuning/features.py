@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -18,23 +18,18 @@ from tvm_comfuse.schedules.cost import bytes_moved, estimate, row_tiles, rows_of
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.footprint import HALF_BYTES, row_parts, shared_memory, slot_rows
 from tvm_comfuse.schedules.legality import THREADS_OF_GROUP
-from tvm_comfuse.schedules.plan import EXCHANGE_SCOPES, LAYOUTS, PLACEMENTS, Plan
+from tvm_comfuse.schedules.plan import EXCHANGE_SCOPES, LAYOUTS, PLACEMENTS, W_ORDERS, Plan
 from tvm_comfuse.schedules.spec import ClusterSpec, analyze, rounds
 from tvm_comfuse.tuning.metaschedule import meta_schedule as ms
 from tvm_comfuse.tuning.space import Space
 
 #: words of a field, in an order: each is a column of its own
-WORDS = {"exchange": EXCHANGE_SCOPES, "layout": LAYOUTS, "operands": PLACEMENTS, "store": PLACEMENTS}
-#: fields that leave the loops as they are, and what they are set to where the loops are all that matters
-NOT_IN_LOOPS: dict[str, Any] = {
-    "pipeline_depth": 2,
-    "ctas": 1,
-    "cluster_m": 1,
-    "cluster_n": 1,
-    "exchange": "none",
-    "operands": (),
-    "store": (),
-    "fast_math": False,
+WORDS = {
+    "exchange": EXCHANGE_SCOPES,
+    "layout": LAYOUTS,
+    "operands": PLACEMENTS,
+    "store": PLACEMENTS,
+    "w_order": W_ORDERS,
 }
 #: the first column of a plan's numbers: log of the cost model's estimate in microseconds
 ESTIMATE = "estimate.total"
@@ -148,7 +143,8 @@ class PlanFeatures(ms.feature_extractor.PyFeatureExtractor):
 
     def _loops(self, context: Any, workload: int, plan: Plan, schedule: Callable[[], Any]) -> np.ndarray:
         """TVM's features: an array [stores, columns]."""
-        key = (workload, replace(plan, **NOT_IN_LOOPS))
+        # what tile_gemm and fuse_stages split by
+        key = (workload, plan.cta_rows, plan.cta_columns, plan.tile_k)
         if key not in self._known:
             candidate = ms.MeasureCandidate(schedule(), [])
             self._known[key] = self._stock.extract_from(context, [candidate])[0].numpy()

@@ -1,7 +1,8 @@
 """The process that launches candidates:  python -m tvm_comfuse.tuning.measure
 
-{"task": a key, "func", "target", "rows"} describes a task; the answer is {"product_us"}, the time of the bare product, or
-{"failure"}.  After it {"task", "library", "reference"} is answered by {"measured": {...}}.
+{"task": a key, "func", "target", "rows"} describes a task; the answer is {"product_us", "device"}, the time of the bare
+product and the name of the device, or {"failure"}.  After it {"task", "library", "reference"} is answered by
+{"measured": {...}}.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def answer(request: dict[str, Any], sessions: dict[str, Any]) -> dict[str, Any]:
     try:
         func, target = (tvm.ir.load_json(request[name]) for name in ("func", "target"))
         sessions[key] = Session(func, request["rows"], target)
-        return {"product_us": sessions[key].product_us()}
+        return {"product_us": sessions[key].product_us(), "device": sessions[key].device_name}
     except Exception as error:  # out of memory, no such device: the parent says so
         return {"failure": f"{type(error).__name__}: {str(error).strip()[-600:]}"}
 

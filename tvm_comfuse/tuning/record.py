@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import tvm
+import tvm_ffi
 from tvm import s_tir
 from tvm.target import Target
 
 from tvm_comfuse.schedules.plan import Plan
+from tvm_comfuse.schedules.spec import analyze
+from tvm_comfuse.tuning.database import Accuracy, Database
+from tvm_comfuse.tuning.database.database import arguments, is_workload
+from tvm_comfuse.tuning.database.record import Shape
 from tvm_comfuse.tuning.metaschedule import meta_schedule as ms
-from tvm_comfuse.tuning.rules import plan_in
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,9 @@ class Record:
     trace     from the workload to the scheduled function
     seconds   one entry a repetition, corrected for the drift of the device's clock
     rows      M of the measurement
-    args      MetaSchedule's description of the arguments
-    error     relative error against float64, and what it may be, of the worst output; NaN where it was not kept
+    error     relative error against float64 of the output that is worst for what it may be, and what that may be
     allowed
+    device_name  as the driver calls the device
     """
 
     workload: tvm.IRModule
@@ -36,9 +38,9 @@ class Record:
     seconds: tuple[float, ...]
     target: Target
     rows: int
-    args: tuple[Any, ...] = ()
-    error: float = math.nan
-    allowed: float = math.nan
+    error: float
+    allowed: float
+    device_name: str = ""
 
     @property
     def us(self) -> float:
@@ -56,48 +58,74 @@ class Store(Protocol):
         """The records of a workload on a target, fastest first."""
 
 
-class StockStore:
-    """A Store in TVM's own tuning database: JSON files in a folder, or memory without one.
+class MemoryStore:
+    """Records that end with the process."""
 
-    ``relax.transform.MetaScheduleApplyDatabase`` and everything else of TVM that takes a database can use it.
-    """
-
-    def __init__(self, folder: str | Path | None = None):
-        if folder is None:
-            self.database = ms.database.MemoryDatabase()
-        else:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            self.database = ms.database.JSONDatabase(work_dir=str(folder))
+    def __init__(self) -> None:
+        self._records: list[Record] = []
 
     def commit(self, record: Record) -> None:
-        """Keeps a record; with a folder it is on disk when this returns."""
-        self.database.commit_tuning_record(stock_record(self.database, record))
+        """Keeps a record."""
+        self._records.append(record)
 
     def query(self, workload: tvm.IRModule, target: Target) -> list[Record]:
         """The records of a workload on a target, fastest first."""
-        if not self.database.has_workload(workload):
-            return []
-        found = self.database.get_top_k(self.database.commit_workload(workload), len(self.database))
-        records = (_record(entry) for entry in found)
-        return [record for record in records if record is not None and str(record.target) == str(target)]
+        found = [r for r in self._records if str(r.target) == str(target)]
+        found = [r for r in found if tvm_ffi.structural_equal(r.workload, workload)]
+        return sorted(found, key=lambda record: record.us)
 
-    def records(self) -> list[Record]:
-        """All records."""
-        found = (_record(entry) for entry in self.database.get_all_tuning_records())
-        return [record for record in found if record is not None]
+
+class DatabaseStore:
+    """Records in a tuning database; one that was committed is on disk and answers for this device and these versions."""
+
+    def __init__(self, database: Database):
+        self.database = database
+
+    def commit(self, record: Record) -> None:
+        """Keeps a record.  Raises DatabaseError for one that the database does not believe."""
+        self.database.commit(
+            record.workload["main"],
+            record.trace,
+            record.seconds,
+            record.target,
+            accuracy=Accuracy(record.error, record.allowed),
+            rows=record.rows,
+            device_name=record.device_name,
+        )
+
+    def query(self, workload: tvm.IRModule, target: Target) -> list[Record]:
+        """The records of a workload on a target, fastest first."""
+        answers = self.database.answers(Shape.of(analyze(workload["main"])), target)
+        # compared, not hashed: TVM's structural hash was seen to differ for equal expressions
+        lines = {line for line in {entry.entry.workload for entry in answers} if is_workload(line, workload)}
+        found = [_record(entry) for entry in answers if entry.entry.workload in lines]
+        return sorted((r for r in found if r is not None), key=lambda record: record.us)
+
+    def records(self, target: Target) -> list[Record]:
+        """All records for a target that are believed."""
+        return [r for entry in self.database.believed(target) if (r := _record(entry)) is not None]
 
 
 def _record(entry: Any) -> Record | None:
-    """A record of TVM's; None if it is of another design space."""
-    plan = plan_in(entry.trace)
-    if plan is None or not entry.args_info:
+    """A record of the database; None for one without a plan."""
+    if entry.plan is None or entry.evidence is None:
         return None
-    seconds = tuple(float(value) for value in entry.run_secs)
-    rows = int(entry.args_info[0].shape[0])
-    return Record(entry.workload.mod, entry.trace, plan, seconds, entry.target, rows, tuple(entry.args_info))
+    stock, evidence = entry.stock(), entry.evidence
+    return Record(
+        workload=entry.module,
+        trace=stock.trace,
+        plan=entry.plan,
+        seconds=tuple(float(value) for value in stock.run_secs),
+        target=stock.target,
+        rows=evidence.rows,
+        error=evidence.accuracy.error,
+        allowed=evidence.accuracy.allowed,
+        device_name=evidence.device_name,
+    )
 
 
 def stock_record(database: Any, record: Record) -> Any:
     """The same as a record of a TVM database."""
     workload = database.commit_workload(record.workload)
-    return ms.database.TuningRecord(record.trace, workload, list(record.seconds), record.target, list(record.args))
+    args = arguments(record.workload["main"], record.rows)
+    return ms.database.TuningRecord(record.trace, workload, list(record.seconds), record.target, args)

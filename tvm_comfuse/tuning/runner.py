@@ -26,7 +26,8 @@ _FATAL = ("fault", "hang", "died")
 class Runner:
     """A context manager with one measuring process, started again whenever a kernel spoils it.
 
-    products  microseconds of the bare product by the key of its task, as far as known
+    products     microseconds of the bare product by the key of its task, as far as known
+    device_name  as the driver calls the device, "" until a task is prepared
     """
 
     def __init__(self, target: Target, limits: Limits | None = None, command: Sequence[str] = CHILD):
@@ -36,6 +37,7 @@ class Runner:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="measure")
         self._futures: list[Future[Any]] = []
         self.products: dict[str, float] = {}
+        self.device_name = ""
 
     def __enter__(self) -> Runner:
         return self
@@ -89,6 +91,7 @@ class Runner:
             self._restart()
             return str(message["failure"])
         self._described.add(task.key)
+        self.device_name = message["device"]
         if message["product_us"] is not None:
             self.products[task.key] = message["product_us"]
         return ""

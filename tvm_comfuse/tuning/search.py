@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -29,7 +32,7 @@ from tvm_comfuse.tuning.runner import Runner
 from tvm_comfuse.tuning.session import Measured
 from tvm_comfuse.tuning.space import Space
 from tvm_comfuse.tuning.strategy import RankedSearch, candidate_for
-from tvm_comfuse.tuning.task import Task, args_info
+from tvm_comfuse.tuning.task import Task
 
 #: candidates proposed at a time: the model learns between batches
 BATCH = 8
@@ -92,7 +95,18 @@ class Search:
         return None if budget is None else max(0.0, budget - (time.monotonic() - self._start))
 
     def run(self, tasks: Sequence[Task]) -> None:
-        """Searches until trials, time or plans are used up.  KeyboardInterrupt ends it and is not raised."""
+        """Searches until trials, time or plans are used up.
+
+        SIGINT ends it at the next event, between steps: an exception in the midst of one would have to find its way
+        through TVM.  A second one is a KeyboardInterrupt, which ends it at once and is not raised either.
+        """
+        with _on_interrupt(self._interrupt):
+            self._run(tasks)
+
+    def _interrupt(self) -> None:
+        self.stopped = "interrupt"
+
+    def _run(self, tasks: Sequence[Task]) -> None:
         try:
             # every task gets some, and few trials are not spent on one task
             size = max(1, min(BATCH, self.settings.trials // (2 * max(1, len(tasks)))))
@@ -130,7 +144,7 @@ class Search:
             rand_state=self.settings.seed + 1,
         )
         progress = Progress(task, space, context, strategy)
-        records = list(self.store.query(task.workload, self.target))
+        records = [r for r in self.store.query(task.workload, self.target) if r.rows == task.rows]
         for record in records:
             self._database.commit_tuning_record(stock_record(self._database, record))
         self._relearn(progress, records)
@@ -164,7 +178,7 @@ class Search:
 
     def _is_over(self) -> bool:
         if self.seconds_left == 0.0:
-            self.stopped = "time"
+            self.stopped = self.stopped or "time"
         return bool(self.stopped)
 
     def _propose(self) -> None:
@@ -236,6 +250,8 @@ class Search:
             if not measured.reason:
                 progress.default_us = progress.baseline_us = sorted(measured.us)[len(measured.us) // 2]
             self._set_reference(progress, "" if measured.reason else candidate.library)
+        if candidate.library != progress.reference:
+            self.builder.discard(candidate.library)
 
     # --- results ------------------------------------------------------------------------------------------------------
 
@@ -257,9 +273,9 @@ class Search:
             seconds=candidate.seconds,
             target=self.target,
             rows=progress.task.rows,
-            args=tuple(args_info(progress.task)),
             error=measured.error,
             allowed=measured.allowed,
+            device_name=self.runner.device_name,
         )
         self.store.commit(record)
         self._database.commit_tuning_record(stock_record(self._database, record))
@@ -292,3 +308,22 @@ class Search:
             plan=candidate.plan.to_dict(),
             **values,
         )
+
+
+@contextmanager
+def _on_interrupt(note: Callable[[], None]) -> Iterator[None]:
+    """Has the first SIGINT inside call `note`; in a thread, which signals do not reach, nothing is changed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def first(_number: int, _frame: Any) -> None:
+        signal.signal(signal.SIGINT, before)
+        note()
+
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

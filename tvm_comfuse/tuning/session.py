@@ -79,6 +79,11 @@ class Session:
             text = f"{type(problem).__name__}: {str(problem).strip()[-_TAIL:]}"
             return Measured(reason=stage, failure=text)
 
+    @property
+    def device_name(self) -> str:
+        """As the driver calls the device; the processor's name on a CPU."""
+        return str(torch.cuda.get_device_name(0)) if self._cuda else str(self._target.attrs.get("mcpu", "cpu"))
+
     def product_us(self) -> float | None:
         """Microseconds of the bare product by cuBLAS; None on a CPU."""
         if not self._cuda:

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
@@ -22,13 +22,15 @@ from tvm_comfuse.schedules.cost import row_tiles, tiles_of_cta
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.footprint import row_parts
 from tvm_comfuse.schedules.legality import legality
-from tvm_comfuse.schedules.plan import Plan
+from tvm_comfuse.schedules.plan import W_ORDERS, Plan
 from tvm_comfuse.schedules.spec import ClusterSpec
 
 #: fields that are chosen together: most combinations of their values mean nothing
 TOGETHER = (("tile_m", "tile_n"), ("layout", "groups_m", "groups_n"), ("operands", "store"))
 #: fields that follow from the others and the grid
 DERIVED = ("cluster_n", "ctas")
+#: values that the enumeration leaves out because no estimate tells whether they pay; a measurement does
+MORE: dict[str, tuple[Any, ...]] = {"defer": (False, True), "w_order": W_ORDERS}
 #: CTAs of the persistent grid: all that run at once, or the fewest that need no more rounds of tiles, so that none idles
 #: in the last one
 GRID = "grid"
@@ -68,8 +70,12 @@ class Space:
     refused: Counter[str] = field(default_factory=Counter, compare=False, hash=False)
 
     @staticmethod
+    @lru_cache(maxsize=64)
     def of(spec: ClusterSpec, device: Device) -> Space | Refusal:
-        """The space whose axes have the values of the enumeration's candidates; a Refusal if there is no candidate."""
+        """The space whose axes have the values of the enumeration's candidates and MORE; a Refusal if there is no candidate.
+
+        Equal arguments give the same object, as its legal plans take a second to find.
+        """
         plans = candidates(spec, device)
         if not plans:
             refusal = default_plan(spec, device)
@@ -80,6 +86,7 @@ class Space:
         axes, fixed = [], list[tuple[str, Any]]()
         for names in groups:
             found = dict.fromkeys(tuple(getattr(plan, name) for name in names) for plan in plans)
+            found |= dict.fromkeys((value,) for name in names for value in MORE.get(name, ()))
             values = tuple(sorted(found)) if all(type(v) is int for value in found for v in value) else tuple(found)
             if len(values) == 1:
                 fixed += zip(names, values[0], strict=True)
@@ -119,17 +126,19 @@ class Space:
     def legal(self) -> dict[Plan, tuple[int, ...]]:
         """Every legal plan with its first point, in the order of the points.
 
-        Filling it counts the refusals by code in ``refused``; a point with several counts once for each.
+        Filling it counts the refusals by code in ``refused``, once for each point with the full grid; other grids change
+        nothing about a plan that is not legal.
         """
         found: dict[Plan, tuple[int, ...]] = {}
-        for point in self.points():
-            plan = self.plan(point)
-            if plan in found:
+        for base in product(*(range(len(axis.values)) for axis in self.axes[:-1])):
+            refusals = legality(self.plan([*base, 0]), self.spec, self.device)
+            if refusals:
+                self.refused.update({refusal.code for refusal in refusals})
                 continue
-            refusals = legality(plan, self.spec, self.device)
-            self.refused.update({refusal.code for refusal in refusals})
-            if not refusals:
-                found[plan] = point
+            for grid in range(len(self.axes[-1].values)):
+                plan = self.plan([*base, grid])
+                if not legality(plan, self.spec, self.device):
+                    found.setdefault(plan, (*base, grid))
         return found
 
     def points(self) -> Iterator[tuple[int, ...]]:

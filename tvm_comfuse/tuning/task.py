@@ -16,6 +16,7 @@ from tvm_comfuse.relay_patterns.rewrite import fuse_clusters
 from tvm_comfuse.schedules.cost import NOMINAL_ROWS
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.spec import ClusterSpec, analyze
+from tvm_comfuse.tuning.database.database import workload_module
 from tvm_comfuse.tuning.space import Space
 
 
@@ -58,11 +59,6 @@ class Task:
         return f"{tvm_ffi.structural_hash(self.workload) & (2**64 - 1):016x}"
 
 
-def workload_of(func: tirx.PrimFunc) -> tvm.IRModule:
-    """The module by which a canonical function is known to a tuning database."""
-    return tvm.get_global_func("tvm.s_tir.meta_schedule.normalize_mod")(func.with_attr("global_symbol", "main"))
-
-
 def tasks_of(mod: tvm.IRModule, device: Device, rows: int | None = None) -> tuple[list[Task], list[Refusal]]:
     """The tasks of a Relax module in normal form, in program order, and why the other clusters have no plan.
 
@@ -77,7 +73,7 @@ def tasks_of(mod: tvm.IRModule, device: Device, rows: int | None = None) -> tupl
         if isinstance(space, Refusal):
             refusals.append(space)
             return space
-        workload = workload_of(func)
+        workload = workload_module(func)
         key = tvm_ffi.structural_hash(workload)
         known = found.get(key)
         if known is None:
@@ -88,13 +84,3 @@ def tasks_of(mod: tvm.IRModule, device: Device, rows: int | None = None) -> tupl
 
     fuse_clusters(mod, accept, offered.append)
     return list(found.values()), refusals
-
-
-def args_info(task: Task) -> list[Any]:
-    """MetaSchedule's description of the arguments, with the rows of the measurements for a symbolic M."""
-    from tvm_comfuse.tuning.metaschedule import meta_schedule as ms
-
-    shapes = [[int(e) if isinstance(e, tirx.IntImm) else task.rows for e in p.shape] for p in task.func.params]
-    return [
-        ms.arg_info.TensorInfo(str(param.dtype), shape) for param, shape in zip(task.func.params, shapes, strict=True)
-    ]
