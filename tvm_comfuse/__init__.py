@@ -79,7 +79,7 @@ def __dir__() -> list[str]:
 
 
 def _autoload() -> None:
-    """Register the TIR and Relax pipelines called "comfuse".
+    """Register the TIR and Relax pipelines called "comfuse", and the function with which an RPC server measures.
 
     TVM calls this through the entry-point group ``tvm.backends`` at the end of ``import tvm``, also in the worker
     processes of MetaSchedule; ``tvm_comfuse.compile`` calls it too, for a TVM told not to load entry points.  It may
@@ -87,3 +87,4 @@ def _autoload() -> None:
     """
     import_module("tvm_comfuse.tir_passes.pipeline")
     import_module("tvm_comfuse.relax_pipeline").register()
+    import_module("tvm_comfuse.tuning.remote").register()

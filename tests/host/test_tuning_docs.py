@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from tvm_comfuse.cli.main import app
-from tvm_comfuse.cli.tune import seconds
+from tvm_comfuse.cli.tune import address, seconds
 from tvm_comfuse.errors import OutputError, TargetError
 from tvm_comfuse.tuning.api import tune
 from tvm_comfuse.tuning.database import Database, DatabaseError
@@ -72,7 +72,7 @@ def test_json_is_the_whole_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_options_of_the_page_exist() -> None:
     command = typer.main.get_command(app).commands["tune"]  # type: ignore[attr-defined]
-    known = {option for parameter in command.params for option in parameter.opts}
+    known = {parameter.opts[0] for parameter in command.params}
     named = set(re.findall(r"^\| `(--[a-z-]+)", PAGE.read_text(), re.MULTILINE))
     assert named == known - {"model", "--target", "--help"}
 
@@ -83,6 +83,10 @@ def test_durations(text: str, value: float) -> None:
 
 
 def test_wrong_input_is_said() -> None:
+    assert address("some.host:9190") == ("some.host", 9190)
+    for text in ("host", "host:", ":9190", "host:port"):
+        with pytest.raises(typer.BadParameter, match="HOST:PORT"):
+            address(text)
     for text in ("", "ten", "5d", "-3s"):
         with pytest.raises(typer.BadParameter, match="no duration"):
             seconds(text)

@@ -183,9 +183,3 @@ def test_twelve_planted_schedules_are_rejected(tmp_path: Path, monkeypatch: pyte
     assert dict(progress.failures) == {"verify": len(STATIC), "wrong": len(WRONG) + len(RACING)}
     texts = " | ".join(event["failure"] for event in failed)
     assert texts.count("error of") == len(WRONG)
-
-
-@pytest.mark.parametrize("name", RACING)
-def test_the_interpreter_passes_the_kernel_that_a_fault_is_planted_in(name: str) -> None:
-    ((given, _),) = cases_for(FAULTS[name].apply, 1)
-    assert detect(given.kernel, H200, given.inputs, given.references, seeds=(0,)) == []

@@ -67,7 +67,7 @@ def test_builds_that_hang_or_die_are_results() -> None:
 def test_measurements_that_hang_die_or_fault_are_results() -> None:
     what = task(*SMALL)
     behaviour = ("good", "hang", "die", "fault", "wrong", "good")
-    with Runner(TARGET, LIMITS, child(*behaviour)) as runner:
+    with Runner(TARGET, LIMITS, [child(*behaviour)]) as runner:
         runner.prepare(what)
         results = [runner.submit(what, f"k{number}.so").result() for number in range(6)]
     assert [result.reason for result in results] == ["", "hang", "died", "fault", "wrong", ""]
@@ -81,7 +81,7 @@ def test_leaving_ends_what_is_under_way() -> None:
     what = task(*SMALL)
     func = schedule(what.func, H200)
     slow = Limits(start=20.0, build=60.0, launch=60.0)
-    with Builder(TARGET, 1, slow, child("hang", "hang")) as builder, Runner(TARGET, slow, child("hang")) as runner:
+    with Builder(TARGET, 1, slow, child("hang", "hang")) as builder, Runner(TARGET, slow, [child("hang")]) as runner:
         futures = [builder.submit(func), builder.submit(func), runner.submit(what, "k0.so")]
     assert all(future.done() for future in futures)
 

@@ -30,6 +30,14 @@ def seconds(text: str) -> float:
     return float(found[1]) * _SECONDS[found[2]]
 
 
+def address(text: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit():
+        raise typer.BadParameter(f"{text!r} is no HOST:PORT")
+    return host, int(port)
+
+
 def tune(
     model: Model,
     target: TargetOption = "cuda",
@@ -50,6 +58,12 @@ def tune(
         float, typer.Option("--timeout", min=1, help="Seconds from a kernel's first launch to its result.")
     ] = 30.0,
     rows: Annotated[int | None, typer.Option("--rows", min=1, help="M of the measurements if it is symbolic.")] = None,
+    tracker: Annotated[
+        str | None,
+        typer.Option("--tracker", "--rpc-tracker", help="HOST:PORT of a TVM RPC tracker: measure on its servers."),
+    ] = None,
+    key: Annotated[str, typer.Option("--key", "--rpc-key", help="Key of the servers.")] = "",
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Servers to measure on at a time.")] = 1,
     json: JsonFlag = False,
 ) -> None:
     """Measure plans for the kernels of a model on this machine's GPU and keep the fastest whose numbers are right."""
@@ -70,6 +84,9 @@ def tune(
             rows=rows,
             parallel=parallel,
             limits=Limits(launch=timeout),
+            tracker=address(tracker) if tracker is not None else None,
+            key=key,
+            workers=workers,
             on_change=display.show,
         )
     if json:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ from tvm_comfuse.tuning.log import NAME as LOG_NAME
 from tvm_comfuse.tuning.log import Log
 from tvm_comfuse.tuning.model import PlanModel
 from tvm_comfuse.tuning.record import DatabaseStore, MemoryStore, Store
-from tvm_comfuse.tuning.runner import DEFAULT_LIMITS, Runner
+from tvm_comfuse.tuning.runner import CHILD, DEFAULT_LIMITS, Runner
 from tvm_comfuse.tuning.search import Search, Settings
 from tvm_comfuse.tuning.task import tasks_of
 from tvm_comfuse.worker import Limits
@@ -30,6 +32,8 @@ from tvm_comfuse.worker import Limits
 MODEL_NAME = "cost_model.json"
 #: candidates of a task: enough to come within 2 % of the best of all its plans (tests/host/test_tuning_search.py)
 TRIALS = 64
+#: seconds to wait for a tracker
+_TRACKER_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,9 @@ def tune(
     limits: Limits | None = None,
     seed: int = 0,
     store: Store | None = None,
+    tracker: tuple[str, int] | None = None,
+    key: str = "",
+    workers: int = 1,
     on_change: Callable[[Search], None] = lambda search: None,
 ) -> TuneResult:
     """Measures plans for every cluster of a model and keeps those whose numbers are right.
@@ -124,6 +131,8 @@ def tune(
     parallel        processes that build
     limits          seconds that a process may take to start, to build and to launch
     store           where records go, instead of the database in the folder
+    tracker, key    host and port of a TVM RPC tracker, and the key of its servers: measure there, see tuning.remote
+    workers         servers to measure on at the same time
     on_change       called with the search after every event
 
     KeyboardInterrupt ends the search, and the result is what was found until then.  Raises ModelError, TargetError, and
@@ -136,7 +145,7 @@ def tune(
     device = device_of(parsed) if is_cuda(parsed) else H200
     if device is None:
         raise TargetError("a Hopper GPU or llvm", name_of(parsed), "use the target h200, h100 or llvm")
-    if is_cuda(parsed) and not tvm.cuda(0).exist:
+    if is_cuda(parsed) and tracker is None and not tvm.cuda(0).exist:
         raise TargetError("a GPU to measure on", "none", "tune on a machine with one, or try the way on llvm")
     folder = Path(records) if records is not None else None
     kept = store if store is not None else _store(folder)
@@ -146,7 +155,9 @@ def tune(
         cost_model.read(folder / MODEL_NAME)
     count = trials if trials is not None else TRIALS * len(tasks)
     settings = Settings(count, time_budget, early_stopping, seed)
-    with Builder(parsed, parallel, limits) as builder, Runner(parsed, limits or DEFAULT_LIMITS) as runner:
+    commands = [CHILD] if tracker is None else [_stand_in(tracker, key)] * workers
+    runner = Runner(parsed, limits or DEFAULT_LIMITS, commands, remote=tracker is not None)
+    with Builder(parsed, parallel, limits) as builder, runner:
         search = Search(parsed, device, kept, builder, runner, cost_model, settings, Log(folder), on_change)
         search.log.write("start", target=str(parsed), tasks=[task.name for task in tasks], trials=count)
         search.run(tasks)
@@ -155,6 +166,18 @@ def tune(
     if folder is not None:
         cost_model.write(folder / MODEL_NAME)
     return result
+
+
+def _stand_in(tracker: tuple[str, int], key: str) -> tuple[str, ...]:
+    """The command of a process that measures elsewhere.  Raises TargetError if there is no tracker."""
+    host, port = tracker
+    try:
+        # TVM's own way of connecting tries for a minute
+        socket.create_connection(tracker, timeout=_TRACKER_S).close()
+    except OSError as error:
+        hint = "start one: python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port 9190"
+        raise TargetError("an RPC tracker", f"none at {host}:{port} ({error})", hint) from error
+    return (sys.executable, "-m", "tvm_comfuse.tuning.remote", host, str(port), key)
 
 
 def _store(folder: Path | None) -> Store:

@@ -11,6 +11,7 @@ from tvm_comfuse.schedules.choose import default_plan
 from tvm_comfuse.schedules.cost import estimate
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.plan import Plan
+from tvm_comfuse.tuning.build import Built
 from tvm_comfuse.tuning.record import Record
 from tvm_comfuse.tuning.space import Space
 from tvm_comfuse.tuning.task import Task
@@ -18,11 +19,11 @@ from tvm_comfuse.tuning.task import Task
 
 @dataclass(eq=False)
 class Candidate:
-    """One trial: the plan, MetaSchedule's candidate of it, and what became of it ("" or a reason; None until known)."""
+    """One trial: the plan, MetaSchedule's candidate of it, and what became of it (reason: "" or a word; None until known)."""
 
     plan: Plan
     measure: Any
-    library: str = ""
+    built: Built = field(default_factory=Built)
     seconds: tuple[float, ...] = ()
     reason: str | None = None
     failure: str = ""

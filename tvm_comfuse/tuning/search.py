@@ -215,7 +215,7 @@ class Search:
         return measure.sch.mod["main"] if is_cuda(self.target) else progress.task.func
 
     def _on_built(self, progress: Progress, candidate: Candidate, built: Built) -> None:
-        candidate.library = built.library
+        candidate.built = built
         default = candidate.plan == progress.default
         if built.reason:
             self._failed(progress, candidate, built.reason, built.failure)
@@ -233,7 +233,7 @@ class Search:
             self._measure(progress, candidate)
 
     def _measure(self, progress: Progress, candidate: Candidate) -> None:
-        future = self.runner.submit(progress.task, candidate.library, progress.reference or "")
+        future = self.runner.submit(progress.task, candidate.built.library, progress.reference or "")
         self._futures[future] = partial(self._on_measured, progress, candidate)
 
     def _on_measured(self, progress: Progress, candidate: Candidate, measured: Measured) -> None:
@@ -249,9 +249,9 @@ class Search:
         if default and progress.reference is None:
             if not measured.reason:
                 progress.default_us = progress.baseline_us = sorted(measured.us)[len(measured.us) // 2]
-            self._set_reference(progress, "" if measured.reason else candidate.library)
-        if candidate.library != progress.reference:
-            self.builder.discard(candidate.library)
+            self._set_reference(progress, "" if measured.reason else candidate.built.library)
+        if candidate.built.library != progress.reference:
+            self.builder.discard(candidate.built.library)
 
     # --- results ------------------------------------------------------------------------------------------------------
 
@@ -306,6 +306,8 @@ class Search:
             shape=list(task.shape),
             target=str(self.target),
             plan=candidate.plan.to_dict(),
+            registers=candidate.built.registers,
+            spills=candidate.built.spills,
             **values,
         )
 
