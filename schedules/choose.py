@@ -13,7 +13,7 @@ from .cost import estimate
 from .device import Device
 from .footprint import row_parts, w_part_bytes
 from .legality import MAX_CLUSTER, legality, row_length, supported
-from .plan import Plan
+from .plan import COOPERATIVE_GROUPS, Plan
 from .spec import ClusterSpec
 
 #: rows and columns of a group's tile: from 32 to 128 accumulators a thread
@@ -22,6 +22,9 @@ TILE_K = 64
 DEPTHS = range(2, 9)
 #: layout, groups_m, groups_n
 LAYOUTS = (("pingpong", 1, 1), ("cooperative", 2, 1), ("cooperative", 1, 2))
+#: of the pingpong layout with a resident W, whose main loop may be too short for two to hide their stages; in kernels of four
+#: ptxas spills registers too often to take one unseen
+MMA_GROUPS = (2, 3)
 CLUSTERS_M = (1, 2)
 
 
@@ -98,14 +101,20 @@ def residencies(spec: ClusterSpec, cta_columns: int, cluster_m: int, device: Dev
     return (False, True) if possible else (False,)
 
 
+def group_counts(layout: str, w_resident: bool) -> tuple[int, ...]:
+    """Numbers of MMA warp groups worth a look."""
+    return MMA_GROUPS if layout == "pingpong" and w_resident else (COOPERATIVE_GROUPS,)
+
+
 def _enumerate(spec: ClusterSpec, device: Device) -> Iterator[Plan]:
     shapes = product(TILES, LAYOUTS, CLUSTERS_M)
     for (tile_m, tile_n), (layout, groups_m, groups_n), cluster_m in shapes:
         columns = tile_n * groups_n
         for scope in scopes(spec, columns, groups_n, cluster_m):
             cluster_n = math.ceil(spec.n / columns) if scope == "cluster" else 1
-            choices = product(placements(spec), residencies(spec, columns, cluster_m, device), DEPTHS)
-            for (operands, store), w_resident, depth in choices:
+            resident = residencies(spec, columns, cluster_m, device)
+            groups = [(stays, count) for stays in resident for count in group_counts(layout, stays)]
+            for (operands, store), (w_resident, mma_groups), depth in product(placements(spec), groups, DEPTHS):
                 plan = Plan(
                     tile_m=tile_m,
                     tile_n=tile_n,
@@ -121,6 +130,7 @@ def _enumerate(spec: ClusterSpec, device: Device) -> Iterator[Plan]:
                     operands=operands,
                     store=store,
                     w_resident=w_resident,
+                    mma_groups=mma_groups,
                 )
                 yield replace(plan, ctas=persistent_ctas(plan, spec, device))
 

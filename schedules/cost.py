@@ -75,8 +75,10 @@ def estimate(plan: Plan, spec: ClusterSpec, device: Device) -> Estimate:
     main = max(product, loads)
     stages = stage_time(plan, spec)
     exchange = EXCHANGE_US[plan.exchange] * len(rounds(spec))
-    # In pingpong the other group's main loop hides the stages; the first tile past it waits for the rest.
-    exposed = max(0.0, stages + exchange - main) / 2 if plan.layout == "pingpong" else stages + exchange
+    # In pingpong G groups do a tile each in the time of main loop, stages and exchange, unless their main loops take longer.
+    exposed = stages + exchange
+    if plan.layout == "pingpong":
+        exposed = max(0.0, (main + exposed) / plan.mma_groups - main)
     # The last tile's stages are the tail, so they are not exposed a second time.
     loop = tiles * main + (tiles - 1) * exposed
     memory = bytes_moved(spec) / (device.hbm_gbps * 1e3)

@@ -6,7 +6,7 @@ import math
 
 import tvm
 
-from .plan import MMA_GROUPS, Plan
+from .plan import Plan
 from .spec import ClusterSpec, Operand, rounds
 
 #: bytes of an element of x and w
@@ -96,7 +96,7 @@ def shared_memory(plan: Plan, spec: ClusterSpec) -> dict[str, int]:
     return {
         "pipeline": plan.pipeline_depth * in_slot * plan.tile_k * HALF_BYTES,
         "resident_w": resident_bytes(plan, spec),
-        "staging": MMA_GROUPS * staging_tiles(plan, spec) * plan.tile_m * plan.tile_n * HALF_BYTES,
+        "staging": plan.mma_groups * staging_tiles(plan, spec) * plan.tile_m * plan.tile_n * HALF_BYTES,
         "vectors": len(spec.col_operands) * VECTOR_BYTES * columns,
         "mailboxes": mailbox_bytes(plan, spec),
         "barriers": BARRIERS_BYTES,
@@ -114,4 +114,4 @@ def mailbox_bytes(plan: Plan, spec: ClusterSpec) -> int:
         return 0
     parts = row_parts(plan, spec) * plan.groups_n
     values = max((len(group) for group in rounds(spec)), default=0)
-    return SLOT_GENERATIONS * MMA_GROUPS * plan.tile_m * parts * values * SLOT_BYTES
+    return SLOT_GENERATIONS * plan.mma_groups * plan.tile_m * parts * values * SLOT_BYTES

@@ -13,8 +13,10 @@ from tvm_comfuse.refusal import Refusal
 
 from .device import Device
 from .footprint import row_parts, shared_memory
-from .plan import EXCHANGE_SCOPES, LAYOUTS, MMA_GROUPS, PLACEMENTS, W_ORDERS, Plan
+from .plan import COOPERATIVE_GROUPS, EXCHANGE_SCOPES, LAYOUTS, PLACEMENTS, W_ORDERS, Plan
+from .registers import THREADS_OF_GROUP, WGMMA_OVERHEAD, entry_registers, role_registers
 from .spec import ClusterSpec
+from .timetable import least_slots
 
 TILE_ROWS = (64, 128)
 #: columns of a 128-byte swizzled tile of half values, and so the step of tile_n and tile_k
@@ -22,9 +24,11 @@ ATOM_COLUMNS = 64
 #: rows of a swizzle atom
 ATOM_ROWS = 8
 MAX_WGMMA_N = 256
-#: a third of the 168 registers at entry is needed for addresses, row values and the stages' temporaries
-MAX_ACCUMULATORS = 128
-THREADS_OF_GROUP = 128
+#: by number of MMA warp groups, whose threads have 232, 160 or 112 registers: with more, ptxas spills addresses, row values
+#: and the stages' temporaries
+MAX_ACCUMULATORS = {2: 128, 3: 96, 4: 64}
+#: the same where [M, N] operands are read from global memory: their rows' addresses and loads in flight take more
+MAX_BESIDE_GLOBAL = {2: 128, 3: 64, 4: 32}
 MAX_BOX_ROWS = 256
 #: TMA wants strides that are multiples of 16 bytes
 STRIDE_ELEMENTS = 8
@@ -32,10 +36,6 @@ MAX_CLUSTER = 8
 MAX_PARAMETERS = 16
 MATRIX_DTYPES = ("bfloat16", "float16")
 STREAM_DTYPES = ("bfloat16", "float16", "float32")
-#: slots of a main loop before the first deferred box: partials must have had time to arrive
-DEFER_SLOTS = 2
-#: slots before the end of a main loop at which operands of the stages are asked for
-EARLY_SLOTS = 2
 #: columns that a quad of lanes has together with w_order quads, eight each
 QUAD_COLUMNS = 32
 #: the parity of a slot's barrier is kept in a word
@@ -146,6 +146,18 @@ def words(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
             yield Refusal("unknown-word", f"{name} must be one of {', '.join(known)}", {name: value}, "correct it")
 
 
+def group_count(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """MMA warp groups for whose registers there is a split."""
+    if plan.mma_groups not in MAX_ACCUMULATORS:
+        counts = sorted(MAX_ACCUMULATORS)
+        yield Refusal(
+            "mma-groups",
+            f"mma_groups must be one of {', '.join(map(str, counts))}",
+            {"mma_groups": plan.mma_groups},
+            f"take {counts[0]} to {counts[-1]}",
+        )
+
+
 def placements(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
     """One placement for each [M, N] operand and each [M, N] output."""
     wanted = {"operands": len(spec.tile_operands), "store": len(spec.tile_outputs)}
@@ -198,14 +210,29 @@ def tile_sizes(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusa
 
 
 def accumulators(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
-    """The float32 result of a group fits into its registers."""
-    count = plan.tile_m * plan.tile_n // THREADS_OF_GROUP
-    if count > MAX_ACCUMULATORS:
+    """The float32 result of a group fits into its registers, and that of one wgmma into those that a kernel starts with."""
+    count, far = plan.tile_m * plan.tile_n // THREADS_OF_GROUP, "global" in plan.operands
+    most = (MAX_BESIDE_GLOBAL if far else MAX_ACCUMULATORS)[plan.mma_groups]
+    if count > most:
         yield Refusal(
             "accumulators",
-            f"a thread can hold at most {MAX_ACCUMULATORS} accumulators",
-            {"tile_m": plan.tile_m, "tile_n": plan.tile_n, "accumulators": count},
-            "halve tile_m or tile_n",
+            f"a thread of {plan.mma_groups} MMA warp groups can hold at most {most} accumulators"
+            + (" beside operands in global memory" if far and most < MAX_ACCUMULATORS[plan.mma_groups] else ""),
+            {
+                "tile_m": plan.tile_m,
+                "tile_n": plan.tile_n,
+                "accumulators": count,
+                "registers": role_registers(plan.mma_groups).mma,
+            },
+            "halve tile_m or tile_n" + (", or lower mma_groups" if plan.mma_groups > COOPERATIVE_GROUPS else ""),
+        )
+    entry, needed = entry_registers(plan.threads, device.registers), plan.tile_n // 2 + WGMMA_OVERHEAD
+    if needed > entry:
+        yield Refusal(
+            "entry-registers",
+            f"a wgmma of n columns needs n / 2 + {WGMMA_OVERHEAD} registers when the kernel starts",
+            {"tile_n": plan.tile_n, "needed": needed, "threads": plan.threads, "registers": entry},
+            "lower mma_groups or tile_n",
         )
 
 
@@ -240,15 +267,22 @@ def resident(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]
 
 
 def groups(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
-    """Two groups: 1 x 1 each with its own tile (pingpong), or 2 x 1 or 1 x 2 of one tile (cooperative)."""
+    """1 x 1, each with its own tile (pingpong), or two as 2 x 1 or 1 x 2 of one tile (cooperative)."""
     at = (plan.groups_m, plan.groups_n)
-    good = at == (1, 1) if plan.layout == "pingpong" else at in ((MMA_GROUPS, 1), (1, MMA_GROUPS))
+    good = at == (1, 1) if plan.layout == "pingpong" else at in ((COOPERATIVE_GROUPS, 1), (1, COOPERATIVE_GROUPS))
     if not good:
         yield Refusal(
             "groups",
             "groups must be 1 x 1 for pingpong, 2 x 1 or 1 x 2 for cooperative",
             {"layout": plan.layout, "groups_m": plan.groups_m, "groups_n": plan.groups_n},
             "change layout or groups",
+        )
+    if plan.layout == "cooperative" and plan.mma_groups != COOPERATIVE_GROUPS:
+        yield Refusal(
+            "mma-groups",
+            f"the cooperative layout has {COOPERATIVE_GROUPS} MMA warp groups",
+            {"layout": plan.layout, "mma_groups": plan.mma_groups},
+            f"set mma_groups to {COOPERATIVE_GROUPS}, or layout to pingpong",
         )
 
 
@@ -330,19 +364,13 @@ def deferral(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]
             "place every operand and output in global memory, or set defer to false",
         )
     slots = math.ceil(spec.k / plan.tile_k)
-    if slots < deferred_slots(plan):
+    if spec.reductions and slots < least_slots(plan, spec):
         yield Refusal(
             "defer-slots",
-            "a main loop must have a slot for each box of 64 columns of the deferred tile, and some besides",
-            {"K": spec.k, "slots": slots, "needed": deferred_slots(plan)},
+            "a main loop must have a slot for each part of the deferred work, and some for the partials to arrive",
+            {"K": spec.k, "slots": slots, "needed": least_slots(plan, spec)},
             "set defer to false",
         )
-
-
-def deferred_slots(plan: Plan) -> int:
-    """Slots of a main loop that a deferred tail needs: those beside which it runs, and those from which on the operands of
-    the next head come."""
-    return DEFER_SLOTS + plan.tile_n // ATOM_COLUMNS + EARLY_SLOTS
 
 
 def exchange(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
@@ -428,7 +456,7 @@ CLUSTER_CLAUSES: tuple[Callable[[ClusterSpec], Iterator[Refusal]], ...] = (
 
 def row_length(spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
     """Each CTA keeps its columns, so a row has at most what all CTAs that run at once hold with the widest tiles."""
-    limit = device.clusters(1) * MAX_WGMMA_N * MMA_GROUPS
+    limit = device.clusters(1) * MAX_WGMMA_N * COOPERATIVE_GROUPS
     if spec.n > limit:
         pieces = -(-spec.n // limit)
         yield Refusal(
@@ -445,7 +473,7 @@ def the_cluster(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refus
     yield from row_length(spec, device)
 
 
-FORM: tuple[Clause, ...] = (positive, words, placements)
+FORM: tuple[Clause, ...] = (positive, words, group_count, placements)
 CLAUSES: tuple[Clause, ...] = (
     the_cluster,
     tma_dtypes,

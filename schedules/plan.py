@@ -12,6 +12,8 @@ from typing import Any
 
 from tvm_comfuse.errors import PlanError
 
+from .registers import THREADS_OF_GROUP
+
 #: who must talk for a row value, from near to far
 EXCHANGE_SCOPES = ("none", "warp", "cta", "cluster", "grid")
 #: how the MMA warp groups share the work of a CTA
@@ -20,6 +22,8 @@ LAYOUTS = ("pingpong", "cooperative")
 W_ORDERS = ("rows", "quads")
 #: where an [M, N] operand is read from: a tile that TMA fills, or global memory
 PLACEMENTS = ("tma", "global")
+#: MMA warp groups of the cooperative layout
+COOPERATIVE_GROUPS = 2
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,10 @@ class Plan:
     tile_m, tile_n   rows and columns of the result one MMA warp group holds in registers
     tile_k           depth of one pipeline slot, in elements of K
     pipeline_depth   slots of the ring between the producer and the MMA warp groups
-    layout           ``pingpong``: each MMA warp group has a tile of its own and their main loops alternate, so that the
-                     stages of one run while the tensor cores work for the other;
+    layout           ``pingpong``: each MMA warp group has a tile of its own and their main loops take turns, so that the
+                     stages of one run while the tensor cores work for another;
                      ``cooperative``: the groups work on one CTA tile at the same time
-    groups_m,        how the MMA warp groups (2) of a cooperative CTA tile stand: 2 x 1 or 1 x 2; 1 x 1 for pingpong
+    groups_m,        how the MMA warp groups of a cooperative CTA tile stand: 2 x 1 or 1 x 2; 1 x 1 for pingpong
     groups_n
     exchange         scope of the row values; ``none`` without a row reduction, ``warp`` if one warp group's tile has
                      the whole row
@@ -42,13 +46,16 @@ class Plan:
     ctas             CTAs of the persistent grid
     operands         placement of each [M, N] operand, in the order of the function's parameters
     store            how outputs leave: ``tma`` or ``global``, in the order of the function's tile outputs
-    fast_math        compile with approximate division, square root and exponential
+    fast_math        tanh and exp of the stages by the special function unit alone: relative errors of 2**-11 and of 2**-22
+                     times 1 + |x|, where the CUDA library has 2**-22
     defer            run the passes behind a step's last exchange during the next step's main loop; until then the carried
                      value waits in registers, in half precision
     w_order          ``rows``: a lane has two of every eight neighbouring columns, as wgmma leaves them;
                      ``quads``: rows of w are loaded in such an order that a lane has eight neighbours of every 32, which
                      global memory takes and gives with one access
     w_resident       each CTA loads its columns of W once and keeps them in shared memory; the ring then carries x only
+    mma_groups       MMA warp groups of a CTA: 2 in the cooperative layout; 2 to 4 in the pingpong layout, where more of
+                     them hide stages that take longer than one main loop
     """
 
     tile_m: int
@@ -68,6 +75,7 @@ class Plan:
     defer: bool = False
     w_order: str = "rows"
     w_resident: bool = False
+    mma_groups: int = COOPERATIVE_GROUPS
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values."""
@@ -81,6 +89,7 @@ class Plan:
     def short(self) -> str:
         """The choices that tell plans apart at a glance."""
         groups = f" {self.groups_m}x{self.groups_n}" if self.layout == "cooperative" else ""
+        groups += f" of {self.mma_groups} groups" if self.mma_groups != COOPERATIVE_GROUPS else ""
         resident = ", W resident" if self.w_resident else ""
         cluster = f", cluster {self.cluster_m}x{self.cluster_n}" if self.cluster_m * self.cluster_n > 1 else ""
         return (
@@ -128,14 +137,14 @@ class Plan:
         return Plan.from_dict(values)
 
     @property
-    def mma_groups(self) -> int:
-        """MMA warp groups of a CTA."""
-        return MMA_GROUPS
+    def threads(self) -> int:
+        """Threads of a CTA: one producer warp group and the MMA warp groups."""
+        return THREADS_OF_GROUP * (1 + self.mma_groups)
 
     @property
     def cta_rows(self) -> int:
         """Rows of the result a CTA works on at a time."""
-        return self.tile_m * (MMA_GROUPS if self.layout == "pingpong" else self.groups_m)
+        return self.tile_m * (self.mma_groups if self.layout == "pingpong" else self.groups_m)
 
     @property
     def cta_columns(self) -> int:
@@ -143,6 +152,4 @@ class Plan:
         return self.tile_n * self.groups_n
 
 
-#: two MMA warp groups and one producer warp group leave each thread 168 registers at entry
-MMA_GROUPS = 2
 REQUIRED = [f.name for f in fields(Plan)][:11]

@@ -1,6 +1,7 @@
 """The kernel of a cluster, from top to bottom.
 
-384 threads: warp group 0 moves tiles, warp groups 1 and 2 multiply and run the stages.  See docs/kernel.md for the picture.
+Warp group 0 moves tiles; the others, two unless the plan says more, multiply and run the stages.  See docs/kernel.md for
+the picture.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as frames
 
-from tvm_comfuse.schedules.plan import MMA_GROUPS, Plan
+from tvm_comfuse.schedules.plan import Plan
+from tvm_comfuse.schedules.registers import THREADS_OF_GROUP, role_registers
 from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms, rounds
 from tvm_comfuse.tir_passes.emit import operands, ring
 from tvm_comfuse.tir_passes.emit.dsl import Cell, Expr, do, either, loop, named, registers, store, u32, when
@@ -29,13 +31,10 @@ from tvm_comfuse.tir_passes.emit.tensormaps import quad_map, tensor_map
 from tvm_comfuse.tir_passes.emit.w_tiles import w_tiles
 from tvm_comfuse.tir_passes.emit.workspace import Workspace
 
-WARP_GROUP = 128
-THREADS = WARP_GROUP * (1 + MMA_GROUPS)
-#: registers of a thread after setmaxnreg: 128 * 40 + 256 * 232 = 64,512 of 65,536
-PRODUCER_REGISTERS, MMA_REGISTERS = 40, 232
-MMA_THREADS = WARP_GROUP * MMA_GROUPS
-#: named barriers 1 and 2 order the main loops of the pingpong layout (0 is the CTA's); 3 stands behind the vectors
-ORDER_BARRIER, VECTOR_BARRIER = 1, 3
+WARP_GROUP = THREADS_OF_GROUP
+#: named barriers from 1 on, one for each MMA warp group, order the main loops of the pingpong layout (0 is the CTA's); each
+#: has the threads of the warp group that gives the turn and of the one that waits for it
+ORDER_BARRIER, TURN_THREADS = 1, 2 * WARP_GROUP
 #: warp of the producer that waits for the mailboxes in global memory
 MAIL_WARP = 2
 #: attribute of a function with tags of its launch, and the tag of a cooperative one (names of TVM's runtime)
@@ -61,6 +60,7 @@ class Kernel:
     def __init__(self, func: tirx.PrimFunc, spec: ClusterSpec, plan: Plan, name: str):
         self.func, self.spec, self.plan, self.name = func, spec, plan, name
         self.geometry = Geometry(plan, spec)
+        self.registers = role_registers(plan.mma_groups)
         self.blocks = normal_forms(func)
         self.rounds = rounds(spec)
         self.staging = StagingTiles.of(spec, plan)
@@ -191,7 +191,7 @@ class Kernel:
             rank = named("rank", T.cta_id_in_cluster([size]))
         else:
             cluster, rank = named("cta", T.cta_id([self.plan.ctas])), T.int32(0)
-        self.warp_group = named("warp_group", T.warpgroup_id([1 + MMA_GROUPS]))
+        self.warp_group = named("warp_group", T.warpgroup_id([1 + self.plan.mma_groups]))
         self.warp = named("warp", T.warp_id_in_wg([4]))
         self.lane = named("lane", T.lane_id([32]))
         self.last_cta = T.And(cluster == self.plan.ctas // size - 1, rank == size - 1)
@@ -203,14 +203,14 @@ class Kernel:
 
     def _declare_shared(self) -> None:
         self.smem = named("smem", T.alloc_buffer([self.layout.total], "uint8", scope="shared.dyn", align=ALIGNMENT))
-        tiles = max(MMA_GROUPS * self.staging.count, 1)
+        tiles = max(self.plan.mma_groups * self.staging.count, 1)
         self.full = ring.barriers("full", self.plan.pipeline_depth)
         self.empty = ring.barriers("empty", self.plan.pipeline_depth)
         self.w_tiles = w_tiles(self)
         self.tile_full = ring.barriers("tile_full", tiles)
         self.tile_empty = ring.barriers("tile_empty", tiles)
-        self.tile_ready = ring.barriers("tile_ready", MMA_GROUPS)
-        self.tile_next = ring.barriers("tile_next", MMA_GROUPS) if len(self.staging.stores) > 1 else None
+        self.tile_ready = ring.barriers("tile_ready", self.plan.mma_groups)
+        self.tile_next = ring.barriers("tile_next", self.plan.mma_groups) if len(self.staging.stores) > 1 else None
         if self.plan.exchange == "grid":
             self.mail_ready = ring.barriers("mail_ready", 1)
             self.tag_word = T.decl_buffer(
@@ -233,13 +233,13 @@ class Kernel:
         with when(self.cta_thread == PREFETCH_THREAD):
             for tensor_map in self.tensor_maps:
                 do(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
-        consumers = 1 if self.geometry.pingpong else MMA_GROUPS
+        consumers = 1 if self.geometry.pingpong else self.plan.mma_groups
         with when(self.cta_thread == 0):
             for slot in range(self.plan.pipeline_depth):
                 ring.init(self.full, slot, 1)
                 ring.init(self.empty, slot, consumers * self.plan.cluster_m)
             self.w_tiles.init()
-            for group in range(MMA_GROUPS):
+            for group in range(self.plan.mma_groups):
                 ring.init(self.tile_ready, group, WARP_GROUP)
                 if self.tile_next is not None:
                     ring.init(self.tile_next, group, 1)
@@ -259,8 +259,8 @@ class Kernel:
             return
         words = self.layout.mailbox_bytes // 8
         box = T.decl_buffer([words], "uint64", data=self.smem.data, scope="shared.dyn", byte_offset=self.layout.mailbox)
-        with loop(-(-words // THREADS), "j") as j, when(j * THREADS + self.cta_thread < words):
-            store(box, T.uint64(0), j * THREADS + self.cta_thread)
+        with loop(-(-words // self.plan.threads), "j") as j, when(j * self.plan.threads + self.cta_thread < words):
+            store(box, T.uint64(0), j * self.plan.threads + self.cta_thread)
 
     def _sync_all(self) -> None:
         do(T.cuda.cta_sync())
@@ -269,7 +269,7 @@ class Kernel:
             do(T.ptx.barrier.cluster.wait.acquire.aligned())
 
     def _producer(self) -> None:
-        do(T.ptx.setmaxnreg.dec.sync.aligned.u32(PRODUCER_REGISTERS))
+        do(T.ptx.setmaxnreg.dec.sync.aligned.u32(self.registers.producer))
         with when(self.lane == 0):
             with when(self.warp == 0):
                 fill_ring(self)
@@ -289,7 +289,7 @@ class Kernel:
 
     def _mma(self) -> None:
         """A warp group's life: its steps, each a main loop and the stages."""
-        do(T.ptx.setmaxnreg.inc.sync.aligned.u32(MMA_REGISTERS))
+        do(T.ptx.setmaxnreg.inc.sync.aligned.u32(self.registers.mma))
         stride = self.geometry.steps_of_group
         self.acc = registers([self.accumulators], "float32", "acc")
         self.scalars = [self.real[b] for b in self.inputs("scalar")]
@@ -298,9 +298,9 @@ class Kernel:
         self._fill_vectors()
         cursor = ring.Cursor(self.plan.pipeline_depth, 0, "read")
         main_loop = MainLoop(self, self.group_row(self.group), self.group_column(self.group))
-        if self.geometry.pingpong:
-            with when(self.group == 1):
-                cursor.advance(self.geometry.k_slots)
+        for group in range(1, stride):
+            with when(self.group == group):
+                cursor.advance(group * self.geometry.k_slots)
         first = self.group if self.geometry.pingpong else T.int32(0)
         steps = Steps(self)
         with loop((self.place.steps - first + (stride - 1)) // stride, "use") as use:
@@ -308,7 +308,7 @@ class Kernel:
             self._await_turn(step)
             main_loop.run(cursor, step, lambda: self._give_turn(step), steps.company(step, use))
             if self.geometry.pingpong:
-                cursor.advance(self.geometry.k_slots)
+                cursor.advance((stride - 1) * self.geometry.k_slots)
             self._await_tags(use)
             stages = steps.head(step, use)
             if not self.plan.defer:
@@ -319,8 +319,9 @@ class Kernel:
     def _fill_vectors(self) -> None:
         """The MMA warp groups bring the vectors while the producer's first slots are under way."""
         if self.vectors:
-            operands.fill_vectors(self, MMA_THREADS, self.group * WARP_GROUP + self.thread)
-            do(T.ptx.barrier.cta.sync.aligned(u32(VECTOR_BARRIER), u32(MMA_THREADS)))
+            threads, behind_turns = WARP_GROUP * self.plan.mma_groups, ORDER_BARRIER + self.plan.mma_groups
+            operands.fill_vectors(self, threads, self.group * WARP_GROUP + self.thread)
+            do(T.ptx.barrier.cta.sync.aligned(u32(behind_turns), u32(threads)))
 
     def _await_tags(self, use: Expr) -> None:
         """In front of a warp group's first exchange: until its launch owns the mailboxes in global memory and the tag base
@@ -330,16 +331,16 @@ class Kernel:
                 ring.wait(self.mail_ready, 0, 0)
 
     def _await_turn(self, step: Expr) -> None:
-        """Pingpong: the other warp group's main loop comes first, or this one would wait two phases ahead."""
+        """Pingpong: the main loops of the warp groups in front come first, or this one would wait two phases ahead."""
         if self.geometry.pingpong:
             with when(step > 0):
-                do(T.ptx.barrier.cta.sync.aligned(u32(ORDER_BARRIER + self.group), u32(MMA_THREADS)))
+                do(T.ptx.barrier.cta.sync.aligned(u32(ORDER_BARRIER + self.group), u32(TURN_THREADS)))
 
     def _give_turn(self, step: Expr) -> None:
         if self.geometry.pingpong:
             with when(step + 1 < self.place.steps):
-                other = ORDER_BARRIER + 1 - self.group
-                do(T.ptx.barrier.cta.arrive.aligned(u32(other), u32(MMA_THREADS)))
+                after = ORDER_BARRIER + (self.group + 1) % self.plan.mma_groups
+                do(T.ptx.barrier.cta.arrive.aligned(u32(after), u32(TURN_THREADS)))
 
     def _epilogue(self) -> None:
         """Nobody leaves while others may still write to its shared memory; the last CTA moves the tags on and gives the

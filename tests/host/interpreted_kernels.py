@@ -41,6 +41,12 @@ KINDS: dict[str, tuple[Plan, int]] = {
     ),
     "pingpong_resident": (replace(PINGPONG, pipeline_depth=2, w_resident=True), 512),
     "pingpong_resident_ragged": (replace(PINGPONG, exchange="cluster", cluster_n=5, ctas=5, w_resident=True), 520),
+    "pingpong_three": (replace(PINGPONG, mma_groups=3, w_resident=True), 512),
+    "pingpong_three_multicast": (replace(PINGPONG, mma_groups=3, cluster_m=2, ctas=8), 512),
+    "pingpong_four_ragged": (
+        replace(PINGPONG, mma_groups=4, pipeline_depth=2, exchange="cluster", cluster_n=5, ctas=5),
+        520,
+    ),
     "global_placement": (replace(BASE, operands=("global",), store=("global",)), 512),
 }
 #: placements of the [M, N] operands and outputs of each example, and how many outputs it has

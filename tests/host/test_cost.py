@@ -76,6 +76,18 @@ def test_pingpong_hides_stages_behind_a_long_main_loop_only() -> None:
     assert estimate(COOP, SPEC, H200).exposed > 0
 
 
+def test_more_groups_hide_what_does_not_fit_into_one_main_loop() -> None:
+    spec = spec_of("layer_norm", 16384, 512, 512)
+    two = replace(PING, tile_n=128, cluster_m=1, ctas=132, pipeline_depth=6, w_resident=True)
+    estimates = [estimate(replace(two, mma_groups=groups), spec, H200) for groups in (2, 3, 4)]
+    step = [(e.loop - e.exposed) / 8 + e.exposed / 7 for e in estimates]
+    main, behind = max(estimates[0].product, estimates[0].loads) / 8, estimates[0].tail
+    assert step == pytest.approx([max(main, (main + behind) / groups) for groups in (2, 3, 4)])
+    assert estimates[1].total < estimates[0].total
+    # where one main loop hides everything there is nothing to gain
+    assert estimate(PING, SPEC, H200) == estimate(replace(PING, mma_groups=3), SPEC, H200)
+
+
 def test_multicast_lowers_loads() -> None:
     deep = replace(PING, tile_m=128, tile_n=128, pipeline_depth=8)
     single = estimate(replace(deep, cluster_m=1), SPEC, H200)
@@ -152,6 +164,12 @@ def test_candidates_span_the_space() -> None:
     assert any(plan.operands == ("global",) for plan in plans)
     assert {plan.layout for plan in plans if plan.w_resident} == {"pingpong", "cooperative"}
     assert {plan.cluster_m for plan in plans if plan.w_resident} == {1}
+    assert {(plan.layout, plan.mma_groups) for plan in plans if plan.w_resident} == {
+        ("cooperative", 2),
+        ("pingpong", 2),
+        ("pingpong", 3),
+    }
+    assert {plan.mma_groups for plan in plans if not plan.w_resident} == {2}
     assert not any(plan.w_resident for plan in candidates(spec_of("layer_norm", 16384, 512, 2048), H200))
     assert {plan.exchange for plan in candidates(spec_of("layer_norm", 16384, 128, 512), H200)} >= {"warp", "cta"}
 

@@ -46,6 +46,7 @@ MET = {
     "ragged N": 30,
     "multicast": 20,
     "resident W": 30,
+    "more MMA groups": 15,
     "tma operand": 10,
     "tma store": 40,
     "stages 3": 10,

@@ -12,6 +12,7 @@ from tvm_comfuse.schedules.device import H100, H200, device_of
 from tvm_comfuse.schedules.footprint import shared_memory
 from tvm_comfuse.schedules.legality import legality, supported
 from tvm_comfuse.schedules.plan import Plan
+from tvm_comfuse.schedules.registers import entry_registers, role_registers
 from tvm_comfuse.schedules.spec import Operand, Output, analyze
 
 SPEC = analyze(EXAMPLES["layer_norm"].build(16384, 1024, 1024, "bfloat16"))
@@ -96,6 +97,55 @@ def test_a_resident_w_is_not_shared_and_has_to_fit() -> None:
         assert legality(replace(RESIDENT, ctas=60), spec, H200) == []
 
 
+THREE = replace(RESIDENT, pipeline_depth=6, mma_groups=3)
+
+
+def test_more_mma_warp_groups_are_legal_where_their_registers_and_tiles_fit() -> None:
+    assert legality(THREE, SMALL, H200) == []
+    assert legality(replace(THREE, pipeline_depth=4, mma_groups=4), SMALL, H200) == []
+    free = replace(THREE, operands=("global",), store=("global",), pipeline_depth=12)
+    assert legality(free, SMALL, H200) == []
+    (refusal,) = legality(replace(THREE, pipeline_depth=7), SMALL, H200)
+    assert refusal.code == "shared-memory"
+    assert refusal.numbers["staging"] == 3 * 64 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "codes"),
+    [
+        ({"mma_groups": 1}, ["mma-groups"]),
+        ({"mma_groups": 5}, ["mma-groups"]),
+        ({"layout": "cooperative", "groups_m": 2, "mma_groups": 2}, []),
+        ({"layout": "cooperative", "groups_m": 2}, ["mma-groups"]),
+        # 96 accumulators a thread in three groups, 64 if addresses of an operand in global memory are held beside them
+        ({"tile_n": 192}, []),
+        ({"tile_n": 192, "operands": ("global",)}, ["accumulators"]),
+        ({"tile_m": 128, "tile_n": 64, "operands": ("global",), "ctas": 128}, []),
+        # what one wgmma needs before setmaxnreg gives more
+        ({"tile_n": 256}, ["accumulators", "entry-registers"]),
+        ({"tile_n": 192, "mma_groups": 4}, ["accumulators", "entry-registers"]),
+        ({"mma_groups": 4, "operands": ("global",)}, ["accumulators"]),
+        ({"tile_n": 64, "mma_groups": 4, "operands": ("global",), "ctas": 128}, []),
+    ],
+)
+def test_more_mma_warp_groups_have_fewer_registers_each(change: dict, codes: list[str]) -> None:
+    refusals = legality(replace(THREE, w_resident=False, pipeline_depth=2, **change), SMALL, H200)
+    assert [refusal.code for refusal in refusals] == codes
+    assert all(refusal.numbers and refusal.remedy for refusal in refusals)
+
+
+@pytest.mark.parametrize("groups", [2, 3, 4])
+def test_the_roles_share_the_registers_that_the_cta_starts_with(groups: int) -> None:
+    roles, threads = role_registers(groups), 128 * (1 + groups)
+    entry = entry_registers(threads)
+    assert entry == {2: 168, 3: 128, 4: 96}[groups]
+    # setmaxnreg takes multiples of 8 out of the CTA's pool; what is left over is less than a step for every MMA thread
+    assert roles.producer % 8 == roles.mma % 8 == 0
+    assert 24 <= roles.producer <= entry <= roles.mma
+    rest = threads * entry - 128 * roles.producer - 128 * groups * roles.mma
+    assert 0 <= rest < 8 * 128 * groups
+
+
 def test_exchange_without_a_reduction() -> None:
     assert [r.code for r in legality(replace(NONE, exchange="grid"), PLAIN, H200)] == ["exchange-none"]
 
@@ -154,6 +204,10 @@ def test_shared_memory_by_hand() -> None:
     # two values a row and part, two generations; pingpong has 128 rows
     assert shared_memory(CLUSTER, SPEC)["mailboxes"] == 128 * 4 * 2 * 8 * 2
     assert shared_memory(CTA, NARROW)["mailboxes"] == 2 * 64 * 2 * 2 * 8 * 2
+    # every MMA warp group has staging tiles and, by cluster, mailboxes of its own
+    three = shared_memory(replace(CLUSTER, mma_groups=3), SPEC)
+    assert three["staging"] == 3 * 64 * 256 * 2
+    assert three["mailboxes"] == 192 * 4 * 2 * 8 * 2
     wide = shared_memory(replace(GRID, layout="cooperative", groups_m=2), SPEC)
     assert wide["pipeline"] == 3 * (128 + 256) * 64 * 2
 

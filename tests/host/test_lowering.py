@@ -26,6 +26,7 @@ from tvm_comfuse.tir_passes.emit.expressions import rebind
 from tvm_comfuse.tir_passes.kernel import Kernel
 from tvm_comfuse.tir_passes.lower import LowerClusters, lower
 from tvm_comfuse.verify.static.barriers import LOAD
+from tvm_comfuse.verify.static.evaluate import WARP_GROUP
 from tvm_comfuse.verify.static.index import index_of
 from tvm_comfuse.verify.static.scene import Scene, scenes
 
@@ -41,6 +42,15 @@ PLANS = {
     "pingpong_tall": replace(BASE, layout="pingpong", groups_m=1, tile_m=128, tile_n=128),
     "cooperative_resident": replace(BASE, tile_n=128, w_resident=True),
     "pingpong_resident": replace(BASE, tile_n=128, layout="pingpong", groups_m=1, pipeline_depth=8, w_resident=True),
+    "pingpong_three": replace(
+        BASE, tile_n=128, layout="pingpong", groups_m=1, pipeline_depth=6, w_resident=True, mma_groups=3
+    ),
+    "pingpong_three_tall": replace(
+        BASE, tile_m=128, tile_n=64, layout="pingpong", groups_m=1, store=("global",), mma_groups=3
+    ),
+    "pingpong_four": replace(
+        BASE, tile_n=128, layout="pingpong", groups_m=1, pipeline_depth=4, w_resident=True, mma_groups=4
+    ),
     "global_store": replace(BASE, store=("global",)),
 }
 
@@ -94,6 +104,31 @@ def test_small_k_with_a_resident_w_does_not_spill(depth: int) -> None:
     report = cubin_of(lower(scheduled("layer_norm", 16384, 512, 512, plan), "kernel"))
     assert report.spill_stores == report.spill_loads == report.kernels[0].stack_frame == 0
     assert not report.warnings
+
+
+def test_small_k_with_three_groups_and_no_staging_tiles_does_not_spill() -> None:
+    quads = replace(PLANS["pingpong_three"], operands=("global",), store=("global",), w_order="quads", ctas=132)
+    report = cubin_of(lower(scheduled("layer_norm", 16384, 512, 512, replace(quads, pipeline_depth=10)), "kernel"))
+    assert report.spill_stores == report.spill_loads == report.kernels[0].stack_frame == 0
+    assert not report.warnings
+
+
+@pytest.mark.parametrize("name", ["pingpong_grid", "pingpong_three", "pingpong_four"])
+def test_turns_go_round(name: str) -> None:
+    """Structure; the numbers are in test_interpreter."""
+    plan = PLANS[name]
+    index = index_of(lower(scheduled("layer_norm", 16384, 512, 256, plan), "kernel"))
+    assert index.threads == plan.threads
+    scene, _ = scenes(index)
+    (waits,) = (sync for sync in index.named("barrier_sync_count") if sync.loops)
+    (gives,) = index.named("barrier_arrive")
+    groups = range(1, plan.mma_groups + 1)
+    numbers = [scene.value(site.args[0]).ravel().tolist()[1:] for site in (waits, gives)]
+    assert numbers == [list(groups), [*groups[1:], 1]]
+    turns = [scene.count(site, (WARP_GROUP,)).ravel() for site in (waits, gives)]
+    # one turn more or less at the ends: nobody gives the first, nobody takes one behind the last
+    assert turns[0].sum() == turns[1].sum()
+    assert all(count[0] == 0 and count[1:].max() - count[1:].min() <= 128 for count in turns)
 
 
 @pytest.mark.parametrize("m", [4097, None], ids=["ragged", "symbolic"])

@@ -23,7 +23,7 @@ def test_json_round_trip() -> None:
 
 def test_optional_fields_have_defaults() -> None:
     values = PLAN.to_dict()
-    for name in ("operands", "store", "fast_math", "w_resident"):
+    for name in ("operands", "store", "fast_math", "w_resident", "mma_groups"):
         del values[name]
     assert Plan.from_dict(values) == replace(PLAN, operands=(), store=())
 
@@ -32,6 +32,14 @@ def test_short_says_where_w_is() -> None:
     assert "resident" not in PLAN.short()
     assert replace(PLAN, w_resident=True).short() == PLAN.short().replace("pingpong", "pingpong, W resident")
     assert Plan.from_json(replace(PLAN, w_resident=True).to_json()).w_resident
+
+
+def test_two_mma_warp_groups_unless_the_plan_says_more() -> None:
+    three = replace(PLAN, mma_groups=3)
+    assert (PLAN.mma_groups, PLAN.threads, three.threads) == (2, 384, 512)
+    assert Plan.from_json(three.to_json()) == three
+    assert three.short() == PLAN.short().replace("pingpong", "pingpong of 3 groups")
+    assert three.cta_rows == 3 * three.tile_m
 
 
 def test_a_plan_is_frozen() -> None:
@@ -46,6 +54,7 @@ def test_a_plan_is_frozen() -> None:
         ({"tile_m": True}, "tile_m"),
         ({"fast_math": 1}, "fast_math"),
         ({"w_resident": 1}, "w_resident"),
+        ({"mma_groups": "3"}, "mma_groups"),
         ({"layout": 3}, "layout"),
         ({"operands": "tma"}, "operands"),
         ({"waves": 2}, "unknown"),

@@ -72,6 +72,14 @@ def test_a_resident_w_stays_resident_and_meets_a_ring_that_wraps() -> None:
     assert check(lower(small.func, "twin"), H200) == []
 
 
+def test_every_one_of_three_groups_works_twice() -> None:
+    plan = Plan(64, 128, 64, 6, "pingpong", 1, 1, "grid", 1, 1, 132, ("tma",), ("tma",), mma_groups=3, w_resident=True)
+    small = twin(scheduled("layer_norm", 16384, 512, 512, plan=plan), H200)
+    assert small.plan.mma_groups == 3
+    assert small.rows > 6 * 64
+    assert check(lower(small.func, "twin"), H200) == []
+
+
 def test_a_kernel_is_verified() -> None:
     name = "gate_two_outputs"
     result = verify_kernel("some_kernel", scheduled(name, None, 1000, 520), H200, seeds=(0,))

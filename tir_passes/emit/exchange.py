@@ -16,7 +16,6 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from tvm_comfuse.schedules.plan import MMA_GROUPS
 from tvm_comfuse.tir_passes.emit.dsl import do, f32, registers, store, u32, when
 from tvm_comfuse.tir_passes.emit.instructions import post_cluster, post_grid, take
 
@@ -27,8 +26,9 @@ PARITIES = 2
 
 
 def slots_of_group(kernel: Any) -> int:
-    """Mailbox slots of a row group: for both warp groups and parities, every part, value and row."""
-    return MMA_GROUPS * PARITIES * kernel.geometry.row_parts * kernel.layout.row_values * kernel.plan.tile_m
+    """Mailbox slots of a row group: for every warp group and both parities, every part, value and row."""
+    plan = kernel.plan
+    return plan.mma_groups * PARITIES * kernel.geometry.row_parts * kernel.layout.row_values * plan.tile_m
 
 
 class Exchange:
@@ -72,7 +72,8 @@ class Exchange:
         return got
 
     def _tag(self, number: Expr) -> Expr:
-        tag = u32(number) + u32(1)
+        # not the sum of two conversions: TVM's analyzer takes the number of a step before for a negative one
+        tag = u32(number + 1)
         return self._tag_base() + tag if self.scope == "grid" else tag
 
     def _tag_base(self) -> Expr:

@@ -22,12 +22,17 @@ BINARY = tuple(getattr(tirx, name) for name in _NAMES.split())
 
 
 def rebind(
-    expr: Expr, variables: dict[Any, Expr], load: Callable[[Any], Expr], of_row: Callable[[Any], bool] = lambda _: False
+    expr: Expr,
+    variables: dict[Any, Expr],
+    load: Callable[[Any], Expr],
+    of_row: Callable[[Any], bool] = lambda _: False,
+    function: Callable[[str, Expr], Expr | None] = lambda name, argument: None,
 ) -> Expr:
     """Copy of `expr`: iteration variables become their `variables`, each load becomes `load(it)`.
 
     of_row(load) tells whether a load is the same for a whole row.  Division by such a value becomes multiplication by its
     reciprocal, one division a row instead of one an element (an IEEE division is a call, which also spills registers).
+    function(name, argument) gives what stands for a float32 function of one argument, None: the function itself.
 
     Written out here because `tvm_ffi.structural_map` corrupts memory when its callbacks return new loads (TVM 0.27).
     Raises LoweringError for a node that stages do not have.
@@ -50,6 +55,10 @@ def rebind(
         if isinstance(node, tirx.Not):
             return tirx.Not(go(node.a))
         if isinstance(node, tvm.ir.Call):
+            if len(node.args) == 1 and str(node.ty) == "float32":
+                other = function(node.op.name.removeprefix("tirx."), go(node.args[0]))
+                if other is not None:
+                    return other
             return tirx.call_intrin(str(node.ty), node.op, *[go(argument) for argument in node.args])
         if (
             isinstance(node, tirx.Div)

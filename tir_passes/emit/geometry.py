@@ -2,8 +2,8 @@
 
 The N columns are cut into `parts` of `cta_columns`; a CTA keeps its part for its whole life.  The M rows are cut into
 units of `unit_rows`.  `parts` CTAs with different parts form a row group; group q works on units q, q + groups,
-q + 2 groups, ...: its steps 0, 1, 2, ...  In the pingpong layout MMA warp group g does the steps s with s % 2 == g; in the
-cooperative layout both warp groups do every step together.  cluster_m neighbouring groups share W, so they do the same
+q + 2 groups, ...: its steps 0, 1, 2, ...  In the pingpong layout MMA warp group g of G does the steps s with s % G == g;
+in the cooperative layout both warp groups do every step together.  cluster_m neighbouring groups share W, so they do the same
 number of steps; a unit that begins behind M computes rows that nobody stores.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from tvm_comfuse.schedules.plan import MMA_GROUPS, Plan
+from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.spec import ClusterSpec
 
 Expr = Any
@@ -70,7 +70,7 @@ class Geometry:
     @property
     def steps_of_group(self) -> int:
         """1 if every MMA warp group does every step, else the distance between its steps."""
-        return MMA_GROUPS if self.pingpong else 1
+        return self.plan.mma_groups if self.pingpong else 1
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,15 @@ TMA_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group"
 _EXTREME = """__device__ __forceinline__ float comfuse_{op}(float a, float b) {{ float r;
   asm("{op}.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }}
 """
+#: PTX ISA: tanh.approx has a relative error of 2**-11, ex2.approx one of 2**-22; 1.442695 is log2(e)
+_APPROXIMATE = {
+    "tanh": """__device__ __forceinline__ float comfuse_tanh(float x) { float r;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+""",
+    "exp": """__device__ __forceinline__ float comfuse_exp(float x) { float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x * 1.4426950408889634f)); return r; }
+""",
+}
 _PIN = '__device__ __forceinline__ void comfuse_pin(float& r) { asm volatile("" : "+f"(r) :: "memory"); }\n'
 _OPAQUE = '__device__ __forceinline__ void comfuse_opaque(int& r) { asm volatile("" : "+r"(r)); }\n'
 _ARRIVE_AT = """__device__ __forceinline__ void comfuse_arrive_at(void* bar, unsigned rank) {
@@ -48,6 +57,13 @@ def extreme(op: str, a: Expr, b: Expr) -> Expr:
     """`max` or `min` of two float32 numbers, NaN if one of them is.  T.max and T.min give the other one then, as CUDA's
     functions do."""
     return T.cuda.func_call(f"comfuse_{op}", a, b, source_code=_EXTREME.format(op=op), return_type="float32")
+
+
+def approximate(op: str, argument: Expr) -> Expr | None:
+    """`tanh` or `exp` of a float32 number by the special function unit; None for other functions."""
+    if op not in _APPROXIMATE:
+        return None
+    return T.cuda.func_call(f"comfuse_{op}", argument, source_code=_APPROXIMATE[op], return_type="float32")
 
 
 def pin(register: Expr) -> None:

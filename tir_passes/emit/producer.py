@@ -6,13 +6,15 @@ away.  One lane of each works, so that nothing here needs more registers than th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tvm.script import tirx as T
 
 from tvm_comfuse.schedules.legality import QUAD_COLUMNS
-from tvm_comfuse.schedules.plan import MMA_GROUPS
-from tvm_comfuse.tir_passes.emit.dsl import do, loop, when
+from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS
+from tvm_comfuse.tir_passes.emit.dsl import do, loop, rolled, when
 from tvm_comfuse.tir_passes.emit.instructions import MULTICAST, TMA_LOAD, TMA_LOAD_5D, TMA_PREFETCH, TMA_STORE
 from tvm_comfuse.tir_passes.emit.ring import Cursor, arm, arrive, wait
 from tvm_comfuse.tir_passes.emit.shared import ATOM_BYTES, ATOM_COLUMNS
@@ -24,7 +26,8 @@ def fill_ring(kernel: Any) -> None:
     """Warp 0: for each step and slot, wait until it is empty, arm it, load A and, where it is due, this CTA's share of B."""
     geometry, plan, place = kernel.geometry, kernel.plan, kernel.place
     cursor = Cursor(plan.pipeline_depth, 1, "fill")
-    with loop(place.steps, "step") as step, loop(geometry.k_slots, "k") as k:
+    turn = _turn(kernel)
+    with turn(place.steps, "step") as step, turn(geometry.k_slots, "k") as k:
         wait(kernel.empty, cursor.slot.value, cursor.parity.value)
         arm(kernel.full, cursor.slot.value, kernel.layout.slot_bytes)
         base = cursor.slot.value * kernel.layout.slot_bytes
@@ -36,6 +39,12 @@ def fill_ring(kernel: Any) -> None:
         _bring_operands(kernel, step, k)
         _operands_ahead(kernel, step, k)
         cursor.advance(1)
+
+
+def _turn(kernel: Any) -> Callable[[Expr, str], AbstractContextManager[Expr]]:
+    """The kind of the role's loops: unrolled, addresses of several rounds would not fit into the registers that more MMA warp
+    groups leave it."""
+    return rolled if kernel.plan.mma_groups > COOPERATIVE_GROUPS else loop
 
 
 def _load_b(kernel: Any, base: Expr, depth: Expr, barrier: Expr) -> None:
@@ -69,14 +78,19 @@ def b_boxes(plan: Any, w_layout: str) -> list[tuple[int, int]]:
     return [(index * rows * ATOM_BYTES, index * columns) for index in range(count)]
 
 
+def _groups_of(kernel: Any, step: Expr) -> list[Expr]:
+    """The MMA warp groups that do a step."""
+    groups = kernel.plan.mma_groups
+    return [step % groups] if kernel.geometry.pingpong else list(range(groups))
+
+
 def _bring_operands(kernel: Any, step: Expr, k: Expr) -> None:
     """The part of the step's TMA-placed [M, N] operands that is due with slot k.
 
     All CTAs are at about the same point of their main loops.  If each asked for its operands at the start, the burst would
     delay the slots it starts with; spread over the main loop there is bandwidth to spare.
     """
-    groups = [step % MMA_GROUPS] if kernel.geometry.pingpong else list(range(MMA_GROUPS))
-    use = step // MMA_GROUPS if kernel.geometry.pingpong else step
+    groups, use = _groups_of(kernel, step), step // kernel.geometry.steps_of_group
     boxes = range(kernel.plan.tile_n // ATOM_COLUMNS)
     due = [(group, slot, box) for group in groups for slot in kernel.operand_tiles for box in boxes]
     first = _first_operand_slot(kernel)
@@ -93,7 +107,7 @@ def _bring_operands(kernel: Any, step: Expr, k: Expr) -> None:
 def _operands_ahead(kernel: Any, step: Expr, k: Expr) -> None:
     """Brings the step's [M, N] operands that the warp groups read from global memory to L2, spread over the main loop."""
     plan, boxes = kernel.plan, kernel.plan.tile_n // ATOM_COLUMNS
-    groups = [step % MMA_GROUPS] if kernel.geometry.pingpong else list(range(MMA_GROUPS))
+    groups = _groups_of(kernel, step)
     due = [(group, slot, box) for slot in kernel.tiles if slot.ahead for group in groups for box in range(boxes)]
     for nth, (group, slot, box) in enumerate(due):
         with when(k == nth * kernel.geometry.k_slots // len(due)):
@@ -113,11 +127,12 @@ def _first_operand_slot(kernel: Any) -> int:
 
 def send_results(kernel: Any) -> None:
     """Warp 1: stores each result tile once its warp group has written it, then frees the tile."""
-    with loop(kernel.place.steps, "step") as step:
+    with _turn(kernel)(kernel.place.steps, "step") as step:
+        groups = kernel.plan.mma_groups
         if kernel.geometry.pingpong:
-            _send(kernel, step, step % MMA_GROUPS, step // MMA_GROUPS)
+            _send(kernel, step, step % groups, step // groups)
         else:
-            with loop(MMA_GROUPS, "group") as group:
+            with loop(groups, "group") as group:
                 _send(kernel, step, group, step)
 
 

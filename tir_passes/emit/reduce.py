@@ -19,47 +19,55 @@ from tvm_comfuse.tir_passes.emit.exchange import QUAD, Exchange
 from tvm_comfuse.tir_passes.emit.stages import COMBINE, Stages
 
 Expr = Any
-#: the largest finite float32
-LARGEST = 3.4028234663852886e38
 
 
-def reduce_local(
-    kernel: Any,
-    stages: Stages,
-    members: list[Any],
-    first_actions: list[Any],
-    last_actions: list[Any],
-    number: Expr,
-    offsets: Any,
-) -> None:
+def reduce_local(kernel: Any, stages: Stages, members: list[Any], first_actions: list[Any], number: Expr) -> None:
     """The passes of one round over this part of the row; then its partials are on their way.
 
-    first_actions join the first pass, last_actions the last one.  `number` counts the exchanges of the launch.
-    offsets: registers [rows], which get a number near the carried values of each row before the last pass, or None.
+    first_actions join the first pass.  `number` counts the exchanges of the launch.
     """
-    firsts = [member for member in members if member.merge is None]
-    seconds = [member for member in members if member.merge is not None]
-    for member in firsts:
-        _clear(stages, member)
-    sums = [stages.accumulate(kernel.blocks[m.block], m.op, stages.rows.of(m.block)) for m in firsts]
-    if offsets is not None and not seconds:
-        _choose_offsets(kernel, stages, seconds, offsets)
-    stages.sweep(first_actions + sums + ([] if seconds else last_actions))
-    for member in firsts:
+    stages.sweep([first_actions + begin(kernel, stages, firsts(members))])
+    finish(kernel, stages, firsts(members))
+    if seconds(members):
+        stages.sweep([begin(kernel, stages, seconds(members))])
+        finish(kernel, stages, seconds(members))
+    post_partials(kernel, stages, members, number)
+
+
+def firsts(members: list[Any]) -> list[Any]:
+    """The reductions of a round that need no row value of it."""
+    return [member for member in members if member.merge is None]
+
+
+def seconds(members: list[Any]) -> list[Any]:
+    """The reductions of a round that need what its first ones gave for this part of the row."""
+    return [member for member in members if member.merge is not None]
+
+
+def begin(kernel: Any, stages: Stages, members: list[Any]) -> list[Any]:
+    """Clears the row values; gives the actions of a pass that reduces a thread's elements."""
+    for member in members:
+        for row in range(stages.fragment.rows):
+            store(stages.rows.of(member.block), f32(IDENTITY[member.op]), row)
+    return accumulating(kernel, stages, members)
+
+
+def accumulating(kernel: Any, stages: Stages, members: list[Any]) -> list[Any]:
+    """The actions alone, for a pass in several parts."""
+    return [stages.accumulate(kernel.blocks[m.block], m.op, stages.rows.of(m.block)) for m in members]
+
+
+def finish(kernel: Any, stages: Stages, members: list[Any]) -> None:
+    """From a thread's elements to the quad's, after the pass."""
+    for member in members:
         for row in range(kernel.fragment.rows):
             stages.across_quad(member.op, stages.rows.of(member.block), row)
-    for member in seconds:
-        _clear(stages, member)
-        if member.merge == "moments":
-            _localise_mean(kernel, stages.rows.of(member.merge_with))
-    if seconds:
-        if offsets is not None:
-            _choose_offsets(kernel, stages, seconds, offsets)
-        sums = [stages.accumulate(kernel.blocks[m.block], m.op, stages.rows.of(m.block)) for m in seconds]
-        stages.sweep(sums + last_actions)
-    for member in seconds:
-        for row in range(kernel.fragment.rows):
-            stages.across_quad(member.op, stages.rows.of(member.block), row)
+    for block in [member.block for member in members if kernel.merge_of(member.block) == "moments"]:
+        _localise_mean(kernel, stages.rows.of(block))
+
+
+def post_partials(kernel: Any, stages: Stages, members: list[Any], number: Expr) -> None:
+    """Sends what this part of the row has."""
     if kernel.plan.exchange != "warp":
         Exchange(kernel).post(number, _partials(stages, members))
 
@@ -80,18 +88,6 @@ def reduce_across(kernel: Any, stages: Stages, members: list[Any], number: Expr)
                 _merge_second(kernel, stages, member, taken, position, row)
 
 
-def _choose_offsets(kernel: Any, stages: Stages, seconds: list[Any], offsets: Any) -> None:
-    """The part's mean or maximum where the round has a pair, else 0."""
-    for row in range(stages.fragment.rows):
-        value = f32(0.0)
-        if seconds:
-            first = stages.rows.of(seconds[0].merge_with)[row]
-            value = first * f32(1.0 / kernel.spec.n) if seconds[0].merge == "moments" else first
-            # no offset where it is infinite or NaN: the difference would lose what the element is
-            value = T.if_then_else(T.abs(value) <= f32(LARGEST), value, f32(0.0))
-        store(offsets, value, row)
-
-
 def _partials(stages: Stages, members: list[Any]) -> Any:
     """Registers [values, rows]: what this part sends."""
     partial = registers([len(members), stages.fragment.rows], "float32", "partial")
@@ -99,11 +95,6 @@ def _partials(stages: Stages, members: list[Any]) -> Any:
         for row in range(stages.fragment.rows):
             store(partial, stages.rows.of(member.block)[row], index, row)
     return partial
-
-
-def _clear(stages: Stages, member: Any) -> None:
-    for row in range(stages.fragment.rows):
-        store(stages.rows.of(member.block), f32(IDENTITY[member.op]), row)
 
 
 def _columns_of(kernel: Any, part: Expr) -> Expr:

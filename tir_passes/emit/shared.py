@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_comfuse.schedules.footprint import SLOT_BYTES
-from tvm_comfuse.schedules.plan import MMA_GROUPS
 from tvm_comfuse.tir_passes.emit.geometry import Geometry
 
 Expr = Any
@@ -67,7 +66,7 @@ class SharedLayout:
         """Offset of the index-th [N]-vector, cta_columns float32."""
         return (
             self.staging
-            + MMA_GROUPS * self.staging_tiles * self.tile_bytes
+            + self.geometry.plan.mma_groups * self.staging_tiles * self.tile_bytes
             + index * self.geometry.plan.cta_columns * 4
         )
 
@@ -78,13 +77,20 @@ class SharedLayout:
 
     @property
     def mailbox_bytes(self) -> int:
-        """Two parities, every part of a row, every row value, 8 bytes each; for both warp groups unless they share rows.
-        Of an exchange across the grid only the tag base is here."""
+        """Two parities, every part of a row, every row value, 8 bytes each; for each warp group.  Of an exchange across the
+        grid only the tag base is here."""
         if self.geometry.plan.exchange == "grid":
             return SLOT_BYTES
         if self.geometry.plan.exchange not in ("cta", "cluster"):
             return 0
-        return 2 * MMA_GROUPS * self.geometry.row_parts * self.row_values * self.geometry.plan.tile_m * 8
+        return (
+            2
+            * self.geometry.plan.mma_groups
+            * self.geometry.row_parts
+            * self.row_values
+            * self.geometry.plan.tile_m
+            * 8
+        )
 
     @property
     def total(self) -> int:

@@ -6,7 +6,7 @@ accumulate: everything of a stage that does not need a row value the pass itself
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,17 @@ from tvm_comfuse.row_reducers import IDENTITY
 from tvm_comfuse.tir_passes.emit import operands
 from tvm_comfuse.tir_passes.emit.dsl import do, f32, registers, store, u32, unrolled
 from tvm_comfuse.tir_passes.emit.expressions import read_buffers, rebind, without_cast
-from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, ElementPlace
-from tvm_comfuse.tir_passes.emit.instructions import extreme, pin
+from tvm_comfuse.tir_passes.emit.fragment import BOX_COLUMNS, BOX_PAIRS, ElementPlace
+from tvm_comfuse.tir_passes.emit.instructions import approximate, extreme, pin
 from tvm_comfuse.tir_passes.emit.staging import NO_TILE
 
 Expr = Any
 SHUFFLE_MASK = 0xFFFFFFFF
+HALF_BOX_PAIRS = BOX_PAIRS // 2
+#: lanes that share a row
+QUAD = 4
+#: the largest finite float32
+LARGEST = 3.4028234663852886e38
 #: the last register of a pair of chunks, see Fragment.matrix_offset
 LAST_MATRIX = 3
 #: how partial row values of each reduction combine
@@ -83,17 +88,22 @@ class Stages:
         self.kernel, self.held, self.rows, self.columns, self.step = kernel, held, rows, columns, step
         self.fragment = kernel.fragment
 
-    def sweep(self, actions: list[Action]) -> None:
-        """One pass over the thread's elements of the whole tile."""
-        if not actions:
+    def sweep(self, passes: list[list[Action]]) -> None:
+        """Passes over the thread's elements of the whole tile; a later one needs nothing that an earlier one makes of other
+        elements than a few."""
+        passes = [actions for actions in passes if actions]
+        if not passes:
             return
-        reads = self._reads([actions])
+        reads = self._reads(passes)
         with unrolled(self.fragment.boxes, "box") as box:
-            self._box([actions], box, reads)
+            self._pairs(passes, box, range(BOX_PAIRS), reads)
 
-    def sweep_box(self, passes: list[list[Action]], box: Expr) -> None:
-        """Several passes over the elements of one box; a pass needs nothing of other elements."""
-        self._box(passes, box, self._reads(passes))
+    def sweep_part(self, passes: list[list[Action]], halves: Iterable[int]) -> None:
+        """As sweep, over some half boxes of the tile: 32 columns each."""
+        passes = [actions for actions in passes if actions]
+        reads = self._reads(passes)
+        for half in halves:
+            self._pairs(passes, half // 2, range(half % 2 * HALF_BOX_PAIRS, (half % 2 + 1) * HALF_BOX_PAIRS), reads)
 
     def _reads(self, passes: list[list[Action]]) -> _Reads:
         blocks = [action.block for actions in passes for action in actions if action.block is not None]
@@ -107,11 +117,11 @@ class Stages:
         }
         return _Reads(self._positions("col", buffers), tiles, far)
 
-    def _box(self, passes: list[list[Action]], box: Expr, reads: _Reads) -> None:
+    def _pairs(self, passes: list[list[Action]], box: Expr, every: range, reads: _Reads) -> None:
         """For a few pairs of chunks at a time loads, arithmetic, results."""
         count = operands.pairs_in_flight(self.kernel, reads.vectors, reads.tiles, self.held.registers_of_pair)
-        for first in range(0, BOX_PAIRS, count):
-            pairs = range(first, first + count)
+        for first in range(every.start, every.stop, min(count, len(every))):
+            pairs = range(first, first + min(count, len(every)))
             inputs = operands.load(self.kernel, reads.far, box, pairs, reads.vectors, reads.tiles)
             self.held.load(box, pairs)
             for actions in passes:
@@ -164,7 +174,8 @@ class Stages:
         if block.j is not None:
             at = kernel.global_column(self.fragment.column(place)) + element
             variables[block.j] = T.cast(at, str(block.j.ty.dtype))
-        return rebind(without_cast(block.value), variables, load, of_row)
+        functions = {"function": approximate} if kernel.plan.fast_math else {}
+        return rebind(without_cast(block.value), variables, load, of_row, **functions)
 
     def carry(self, block: Any) -> Action:
         """The carried value of a stage takes the place of the one before."""
@@ -202,6 +213,27 @@ class Stages:
             do(put(address, *[words[i] for i in range(4)]))
 
         return Action(block, apply, finish)
+
+    def observe(self, op: str, parked: Any) -> Action:
+        """Chooses the offset of each row: what `op` makes of the thread's elements in the first box, the mean for a sum."""
+        offsets, least = parked.offsets, f32(IDENTITY[op])
+        share = 1.0 / (BOX_COLUMNS // QUAD) if op == "sum" else 1.0
+
+        def apply(place: ElementPlace, element: int, value: Expr) -> None:
+            with self.kernel.when(place.box == 0):
+                known = least if (place.pair, place.side, element) == (0, 0, 0) else offsets[place.row]
+                store(offsets, COMBINE[op](known, value * f32(share)), place.row)
+
+        def finish(box: Expr, block: int, pair: int) -> None:
+            if pair < BOX_PAIRS - 1:
+                return
+            with self.kernel.when(box == 0):
+                for row in (2 * block, 2 * block + 1):
+                    # none where it is infinite or NaN: the difference would lose what an element is
+                    usable = T.abs(offsets[row]) <= f32(LARGEST)
+                    store(offsets, T.if_then_else(usable, offsets[row], f32(0.0)), row)
+
+        return Action(None, apply, finish)
 
     def park(self, parked: Any) -> Action:
         """The carried value to the registers where it waits for row values."""

@@ -13,15 +13,25 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from tvm_comfuse.schedules.legality import DEFER_SLOTS, EARLY_SLOTS, QUAD_COLUMNS
-from tvm_comfuse.schedules.split import head_blocks, last_round, tail_stages
+from tvm_comfuse.schedules.legality import QUAD_COLUMNS
+from tvm_comfuse.schedules.split import head_blocks, last_round, tail_blocks, tail_stages
+from tvm_comfuse.schedules.timetable import EARLY_SLOTS, Part, timetable
 from tvm_comfuse.tir_passes.emit import operands, ring
-from tvm_comfuse.tir_passes.emit.dsl import Cell, do, unrolled, when
+from tvm_comfuse.tir_passes.emit.dsl import Cell, do, f32, store, unrolled, when
 from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, Fragment
 from tvm_comfuse.tir_passes.emit.held import InAccumulators, InParked, Parked
 from tvm_comfuse.tir_passes.emit.instructions import opaque
 from tvm_comfuse.tir_passes.emit.mma import Company
-from tvm_comfuse.tir_passes.emit.reduce import reduce_across, reduce_local
+from tvm_comfuse.tir_passes.emit.reduce import (
+    accumulating,
+    begin,
+    finish,
+    firsts,
+    post_partials,
+    reduce_across,
+    reduce_local,
+    seconds,
+)
 from tvm_comfuse.tir_passes.emit.stages import Action, RowValues, Stages
 
 Expr = Any
@@ -74,10 +84,9 @@ class Steps:
             number, members = self._round(stage, use)
             actions = self._carry(stages, stage)
             if self.parked is None:
-                reduce_local(self.kernel, stages, members, actions, [], number, None)
+                reduce_local(self.kernel, stages, members, actions, number)
             else:
-                park = [stages.park(self.parked)]
-                reduce_local(self.kernel, stages, members, actions, park, number, self.parked.offsets)
+                self._park(stages, actions, members)
         return stages
 
     def row_values(self, stages: Stages, use: Expr) -> None:
@@ -106,7 +115,7 @@ class Steps:
             reduce_local(self.kernel, stages, members, actions, [], number)
             reduce_across(self.kernel, stages, members, number)
         else:
-            stages.sweep(actions)
+            stages.sweep([actions])
         self._outputs(stages, stage.outputs, use, late=True)
 
     def _carry(self, stages: Stages, stage: Any) -> list[Action]:
@@ -142,80 +151,106 @@ class Steps:
             return
         slot = staging.store_of(output.block)
         if slot is None:
-            stages.sweep([stages.send_global(block, buffer)])
+            stages.sweep([[stages.send_global(block, buffer)]])
             return
         nth, again = staging.store_tiles.index(slot), len(staging.store_tiles) - 1
         if nth > 0:
             ring.wait(kernel.tile_next, kernel.group, (use * again + nth - 1) % 2)
         elif not staging.loaded(slot.tile):
             ring.wait(kernel.tile_empty, kernel.tile_barrier(kernel.group, slot.tile), (use + 1) % 2)
-        stages.sweep([stages.send_tile(block, str(buffer.dtype), slot.tile)])
+        stages.sweep([[stages.send_tile(block, str(buffer.dtype), slot.tile)]])
         do(T.ptx.fence.proxy.async_.shared__cta())
         ring.arrive(kernel.tile_ready, kernel.group)
 
     # --- beside the main loop -----------------------------------------------------------------------------------------
 
-    def company(self, step: Expr, use: Expr) -> Company:
-        """What runs beside a step's main loop: of the step before, the row values, then a box of the tail with each slot; of
-        this step, the first operands of the head."""
-        first = DEFER_SLOTS + self.rows.fragment.boxes if self.parked else 0
-        last = min(EARLY_SLOTS, self.kernel.geometry.k_slots) if self.kernel.early else 0
-        return Company(first, partial(self._beside_first, step, use), last, partial(self._load_early, step))
+    def _park(self, stages: Stages, actions: list[Action], members: list[Any]) -> None:
+        """The head's last pass if the rest is deferred: the carried value waits.
 
-    def _beside_first(self, step: Expr, use: Expr, k: Expr) -> None:
+        A round with a pair of reductions looks at differences from the first's row value; an offset near it makes them exact.
+        """
+        if seconds(members):
+            actions = [*actions, stages.observe(firsts(members)[0].op, self.parked)]
+        else:
+            for row in range(stages.fragment.rows):
+                store(self.parked.offsets, f32(0.0), row)
+        stages.sweep([[*actions, *begin(self.kernel, stages, firsts(members))], [stages.park(self.parked)]])
+
+    def company(self, step: Expr, use: Expr) -> Company:
+        """What runs beside a step's main loop: of the step before, the deferred part; of this step, the first operands of the
+        head."""
+        last = min(EARLY_SLOTS, self.kernel.geometry.k_slots) if self.kernel.early else 0
+        parts = timetable(self.kernel.plan, self.spec) if self.parked else []
+        return Company(len(parts), partial(self._beside_first, parts, step, use), last, partial(self._load_early, step))
+
+    def _beside_first(self, parts: list[Part], step: Expr, use: Expr, k: Expr) -> None:
         with when(use > 0):
-            with when(k == DEFER_SLOTS - 1):
-                self._begin_tail(step - 1, use - 1)
-            with when(k >= DEFER_SLOTS):
-                self._tail_of_box(step - 1, use - 1, k - DEFER_SLOTS)
+            for slot, part in enumerate(parts):
+                if part.busy:
+                    with when(k == slot):
+                        self._deferred(part, step - 1, use - 1)
+
+    def _deferred(self, part: Part, step: Expr, use: Expr) -> None:
+        """A part of the deferred work of a step."""
+        kernel = self.kernel
+        stages = self._stages(lambda: InParked(kernel, self.parked), step)
+        number, members = self._round(self.spec.stages[self.cut], use)
+        if part.firsts:
+            finish(kernel, stages, firsts(members))
+        if part.seconds:
+            action = begin if part.seconds[0] == 0 else accumulating
+            stages.sweep_part([action(kernel, stages, seconds(members))], part.seconds)
+        if part.posts:
+            finish(kernel, stages, seconds(members))
+            post_partials(kernel, stages, members, number)
+        if part.takes:
+            self.row_values(stages, use)
+            for output in self._tail_outputs():
+                if output.kind == "row":
+                    self._send(stages, output, use)
+        if part.tail:
+            stages.sweep_part(self._tail_passes(stages), part.tail)
 
     def last_tail(self, steps: Expr) -> None:
-        """The tail of the last step, which no main loop follows."""
+        """The deferred work of the last step, which no main loop follows."""
         if self.parked is None:
             return
         with when(steps > 0):
-            self._begin_tail(steps - 1, steps - 1)
-            with unrolled(self.rows.fragment.boxes, "box") as box:
-                self._tail_of_box(steps - 1, steps - 1, box)
+            for part in timetable(self.kernel.plan, self.spec):
+                if part.busy:
+                    self._deferred(part, steps - 1, steps - 1)
 
-    def _begin_tail(self, step: Expr, use: Expr) -> None:
-        stages = self._stages(lambda: InParked(self.kernel, self.parked), step)
-        self.row_values(stages, use)
-        for output in self._tail_outputs():
-            if output.kind == "row":
-                self._send(stages, output, use)
-
-    def _tail_of_box(self, step: Expr, use: Expr, box: Expr) -> None:
-        """All passes of the tail over one box."""
-        stages = self._stages(lambda: InParked(self.kernel, self.parked), step)
+    def _tail_passes(self, stages: Stages) -> list[list[Action]]:
         late, behind = tail_stages(self.spec)
-        passes = [self._send_of_box(stages, output) for output in late]
+        passes = [self._send_part(stages, output) for output in late]
         for stage in behind:
             early, own_late = ([o for o in stage.outputs if o.late == after] for after in (False, True))
-            passes += [self._send_of_box(stages, output) for output in early]
+            passes += [self._send_part(stages, output) for output in early]
             passes += [self._carry(stages, stage)]
-            passes += [self._send_of_box(stages, output) for output in own_late]
-        stages.sweep_box([actions for actions in passes if actions], box)
+            passes += [self._send_part(stages, output) for output in own_late]
+        return passes
 
     def _tail_outputs(self) -> list[Any]:
         late, behind = tail_stages(self.spec)
         return [*late, *(output for stage in behind for output in stage.outputs)]
 
-    def _send_of_box(self, stages: Stages, output: Any) -> list[Action]:
+    def _send_part(self, stages: Stages, output: Any) -> list[Action]:
         if output.kind == "row":
             return []
         return [stages.send_global(self.kernel.blocks[output.block], self.kernel.buffers[output.index])]
 
     def _early_operands(self) -> dict[int, operands.Eights]:
-        """Registers for the first operand that the head reads from global memory; there is room for one.
+        """Registers for the first operand that the stages behind the main loop read from global memory; there is room for one.
 
         It is asked for before the main loop's last products are there: their wait hides its latency.
         """
         kernel = self.kernel
         kernel.fragment = self.rows.fragment
-        head = head_blocks(self.spec)
+        soon = head_blocks(self.spec)
+        if self.parked is None:
+            soon |= tail_blocks(self.spec)
         for index, operand in enumerate(kernel.tiles):
-            if operands.reads_eights(kernel, index) and not head.isdisjoint(operand.readers):
+            if operands.reads_eights(kernel, index) and not soon.isdisjoint(operand.readers):
                 dtype, groups = str(operand.buffer.dtype), kernel.plan.tile_n // QUAD_COLUMNS
                 return {index: operands.Eights(kernel, dtype, groups, None)}
         return {}

@@ -17,6 +17,9 @@ _QUADS = replace(
 )
 _DEFERRED = replace(_QUADS, defer=True)
 _PINGPONG = replace(_BASE, layout="pingpong", groups_m=1, exchange="grid", cluster_n=1)
+_PINGPONG_QUADS = replace(
+    _PINGPONG, tile_n=128, w_order="quads", w_resident=True, operands=("global",), store=("global",)
+)
 
 
 @dataclass(frozen=True)
@@ -72,20 +75,13 @@ FAMILIES = (
     Family("cooperative_warp", "layer_norm", 384, 64, 192, replace(_BASE, exchange="warp", cluster_n=1, ctas=1)),
     Family("quads_grid", "layer_norm", 384, 256, 192, _QUADS),
     Family("quads_multicast", "rms_norm", 640, 256, 192, replace(_QUADS, cluster_m=2, ctas=4)),
-    Family("deferred_grid", "layer_norm", 384, 256, 384, _DEFERRED),
-    Family("deferred_cluster", "layer_norm", 300, 256, 384, replace(_DEFERRED, exchange="cluster", cluster_n=2)),
-    Family("deferred_rms", "rms_norm", 384, 224, 448, _DEFERRED),
-    Family("deferred_softmax", "softcap_softmax", 384, 256, 384, replace(_DEFERRED, operands=())),
-    Family("deferred_resident", "layer_norm", 384, 256, 384, replace(_DEFERRED, w_resident=True)),
-    Family(
-        "pingpong_quads",
-        "layer_norm",
-        320,
-        256,
-        192,
-        replace(_PINGPONG, tile_n=128, w_order="quads", w_resident=True, operands=("global",), store=("global",)),
-    ),
-    Family("deferred_rows", "layer_norm", 300, 248, 384, replace(_DEFERRED, w_order="rows")),
+    Family("deferred_grid", "layer_norm", 384, 256, 576, _DEFERRED),
+    Family("deferred_cluster", "layer_norm", 300, 256, 576, replace(_DEFERRED, exchange="cluster", cluster_n=2)),
+    Family("deferred_rms", "rms_norm", 384, 224, 512, _DEFERRED),
+    Family("deferred_softmax", "softcap_softmax", 384, 256, 576, replace(_DEFERRED, operands=())),
+    Family("deferred_resident", "layer_norm", 384, 256, 576, replace(_DEFERRED, w_resident=True)),
+    Family("pingpong_quads", "layer_norm", 320, 256, 192, _PINGPONG_QUADS),
+    Family("deferred_rows", "layer_norm", 300, 248, 576, replace(_DEFERRED, w_order="rows")),
     Family("pingpong_grid", "layer_norm", 320, 128, 192, _PINGPONG),
     Family("pingpong_cluster", "layer_norm", 320, 128, 192, replace(_PINGPONG, exchange="cluster", cluster_n=2)),
     Family("pingpong_multicast", "layer_norm", 640, 128, 192, replace(_PINGPONG, cluster_m=2, ctas=4)),
@@ -98,8 +94,19 @@ FAMILIES = (
         replace(_BASE, exchange="grid", cluster_n=1, w_resident=True),
     ),
     Family("pingpong_resident", "layer_norm", 300, 120, 136, replace(_PINGPONG, w_resident=True)),
+    Family("pingpong_three", "layer_norm", 448, 128, 192, replace(_PINGPONG, mma_groups=3, w_resident=True)),
+    Family("pingpong_three_quads", "layer_norm", 500, 256, 192, replace(_PINGPONG_QUADS, mma_groups=3)),
+    Family(
+        "pingpong_four",
+        "layer_norm",
+        556,
+        120,
+        136,
+        replace(_PINGPONG, mma_groups=4, exchange="cluster", cluster_n=2, w_resident=True),
+    ),
     Family("global_ragged", "layer_norm", 300, 120, 136, replace(_BASE, operands=("global",), store=("global",))),
     Family("staged_ragged", "layer_norm", 300, 120, 136, replace(_BASE, store=("global",))),
     Family("softmax", "softcap_softmax", 384, 128, 192, replace(_BASE, operands=())),
+    Family("softmax_fast", "softcap_softmax", 384, 128, 192, replace(_BASE, operands=(), fast_math=True)),
     Family("elementwise", "bias_gelu", 384, 128, 192, replace(_BASE, operands=(), exchange="none", cluster_n=1)),
 )

@@ -20,9 +20,9 @@ from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.row_reducers import REDUCERS
 from tvm_comfuse.schedules.apply import plan_of, schedule
 from tvm_comfuse.schedules.device import Device
-from tvm_comfuse.schedules.legality import deferred_slots
-from tvm_comfuse.schedules.plan import MMA_GROUPS, Plan
+from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.spec import MERGE, MERGE_WITH, ClusterSpec, analyze, normal_forms
+from tvm_comfuse.schedules.timetable import least_slots
 from tvm_comfuse.verify.rewrite import map_expr
 
 #: CTAs that share a row, tiles of a row from which on a lane takes more than one partial, and steps of each warp group
@@ -71,7 +71,7 @@ def _columns(plan: Plan, spec: ClusterSpec) -> int:
 
 def _depth(plan: Plan, spec: ClusterSpec) -> int:
     # one slot more than the ring has: it wraps within a step; and one more than a deferred tail needs
-    enough = max(plan.pipeline_depth, deferred_slots(plan) if plan.defer else 0) + 1
+    enough = max(plan.pipeline_depth, least_slots(plan, spec) if plan.defer else 0) + 1
     slots = min(-(-spec.k // plan.tile_k), enough)
     return (slots - 1) * plan.tile_k + (spec.k % plan.tile_k or plan.tile_k)
 
@@ -84,7 +84,7 @@ def _plan(plan: Plan, spec: ClusterSpec) -> Plan:
 def _rows(plan: Plan, spec: ClusterSpec) -> int:
     pingpong = plan.layout == "pingpong"
     unit = plan.tile_m if pingpong else plan.cta_rows
-    units = STEPS * (MMA_GROUPS if pingpong else 1) * plan.cluster_m
+    units = STEPS * (plan.mma_groups if pingpong else 1) * plan.cluster_m
     # one step more for some, so that the ends of loops meet both kinds of count
     rows = (units + 1) * unit
     missing = unit // 2 - 1 if spec.m is None else -spec.m % unit

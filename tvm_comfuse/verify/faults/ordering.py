@@ -6,7 +6,7 @@ from tvm import tirx
 
 from tvm_comfuse.verify.faults.changes import Match, argument, number, remove
 from tvm_comfuse.verify.faults.registry import add
-from tvm_comfuse.verify.rewrite import Stmt, name_of, rewrite, with_body
+from tvm_comfuse.verify.rewrite import Stmt, map_exprs, name_of, rewrite, with_body
 
 _ORDER = ("barrier_sync_count", "barrier_arrive")
 
@@ -124,6 +124,12 @@ def _turns() -> None:
         argument(_is_turn("barrier_sync_count"), 0, lambda old: 3 - old),
     )
     add(
+        "order-reversed",
+        "static",
+        "of three warp groups or more each gives the turn to the one in front of it",
+        lambda kernel: map_exprs(kernel, _one_back, _is_turn("barrier_arrive")),
+    )
+    add(
         "order-id-zero",
         "static",
         "the turn's barrier is that of the CTA",
@@ -135,6 +141,13 @@ def _turns() -> None:
         "a barrier number that does not exist",
         argument(_is_turn(*_ORDER), 0, lambda old: old + 15),
     )
+
+
+def _one_back(node: tirx.PrimExpr) -> tirx.PrimExpr | None:
+    """(g + 1) % G with g - 1 in the place of g + 1, which is another number from G = 3 on."""
+    if isinstance(node, tirx.FloorMod) and int(node.b) > 2:
+        return tirx.FloorMod(node.a + node.b - 2, node.b)
+    return None
 
 
 def _convergence() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
 
+from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS
 from tvm_comfuse.verify.fuzz.case import Effort, FuzzError, Outcome, run_case
 from tvm_comfuse.verify.fuzz.replay import file_name, script_of
 from tvm_comfuse.verify.fuzz.strategies import Example, examples
@@ -55,6 +56,7 @@ class Summary:
         kinds += [f"stages {min(len(outcome.spec.stages), 5)}", f"results {min(len(outcome.spec.outputs), 4)}"]
         kinds += ["tma operand"] * ("tma" in plan.operands) + ["tma store"] * ("tma" in plan.store)
         kinds += ["resident W"] * plan.w_resident
+        kinds += ["more MMA groups"] * (plan.mma_groups > COOPERATIVE_GROUPS)
         kinds += ["parts 5 or more"] * (parts >= 5) + ["several launches"] * (example.launches > 1)
         self.kinds.update(kinds)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.legality import MAX_CLUSTER, legality
-from tvm_comfuse.schedules.plan import Plan
+from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS, Plan
 from tvm_comfuse.schedules.spec import ClusterSpec
 
 TILE_K = 64
@@ -37,6 +37,7 @@ class Choice:
     slots             along K; missing_depth: what the last lacks, in steps of 8
     depth             of the pipeline, less where it does not fit
     resident          W stays in shared memory, where the cluster shares none and it fits
+    groups            MMA warp groups wished for; two where more do not fit, or in the cooperative layout
     operands, stores  bit n: tensor n does not go by TMA; a float32 one never does
     """
 
@@ -53,6 +54,7 @@ class Choice:
     missing_depth: int = 0
     depth: int = 2
     resident: bool = False
+    groups: int = COOPERATIVE_GROUPS
     operands: int = 0
     stores: int = 0
 
@@ -78,9 +80,10 @@ def _wishes(choice: Choice, spec: ClusterSpec) -> Iterator[Plan]:
         wish = _plan(choice, spec, cluster_m)
         nowhere = {"operands": ("global",) * len(wish.operands), "store": ("global",) * len(wish.store)}
         less: list[dict[str, Any]] = [{}, {"operands": nowhere["operands"]}, nowhere]
-        for placement, w_resident in product(less, sorted({wish.w_resident, False}, reverse=True)):
+        counts = sorted({wish.mma_groups, COOPERATIVE_GROUPS}, reverse=True)
+        for placement, mma_groups, w_resident in product(less, counts, sorted({wish.w_resident, False}, reverse=True)):
             for depth in range(choice.depth, MIN_DEPTH - 1, -1):
-                yield replace(wish, pipeline_depth=depth, w_resident=w_resident, **placement)
+                yield replace(wish, pipeline_depth=depth, w_resident=w_resident, mma_groups=mma_groups, **placement)
 
 
 def _plan(choice: Choice, spec: ClusterSpec, cluster_m: int) -> Plan:
@@ -105,6 +108,7 @@ def _plan(choice: Choice, spec: ClusterSpec, cluster_m: int) -> Plan:
         operands=_placed(spec.tile_operands, choice.operands),
         store=_placed(spec.tile_outputs, choice.stores),
         w_resident=choice.resident and cluster_m == 1,
+        mma_groups=choice.groups if layout == "pingpong" else COOPERATIVE_GROUPS,
     )
 
 

@@ -13,7 +13,7 @@ from tvm_comfuse.verify.fuzz.plans import LAYOUTS, TILES, Choice, fit
 MOST_STEPS, MOST_RESULTS = 7, 3
 HALVES = ("bfloat16", "float16")
 #: actors as slow as possible; those that a kernel does not have slow nobody down
-SLOW = (None, "wg0.w0", "wg0.w1", "wg1", "wg2", "cta0", "cta1", "load", "store")
+SLOW = (None, "wg0.w0", "wg0.w1", "wg1", "wg2", "wg3", "cta0", "cta1", "load", "store")
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ def choices() -> st.SearchStrategy[Choice]:
         operands=st.sampled_from([0, 0, 0, 0, 1, 2, 4, 7]),
         stores=st.integers(0, 7),
         resident=st.booleans(),
+        groups=st.sampled_from([2, 2, 3, 4]),
     )
 
 

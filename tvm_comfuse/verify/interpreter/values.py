@@ -107,8 +107,22 @@ MATH: dict[str, Any] = {
     "fmod": np.fmod,
     "copysign": np.copysign,
 }
+
+
+def _coarse_tanh(x: Any) -> Any:
+    """With the error that tanh.approx may have, alternating in sign from one value to the next."""
+    exact = np.tanh(x)
+    sign = np.where(np.asarray(x).view(np.uint32) & 1, 1.0, -1.0) if np.asarray(x).dtype == np.float32 else 1.0
+    return (exact * (1.0 + sign * 2.0**-11)).astype(np.float32)
+
+
 #: wrappers of single instructions that give a float32, by the name of the CUDA function
-WRAPPED: dict[str, Any] = {"func.comfuse_max": np.maximum, "func.comfuse_min": np.minimum}
+WRAPPED: dict[str, Any] = {
+    "func.comfuse_max": np.maximum,
+    "func.comfuse_min": np.minimum,
+    "func.comfuse_tanh": _coarse_tanh,
+    "func.comfuse_exp": np.exp,
+}
 TESTS: dict[str, Any] = {"isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite}
 
 

@@ -5,28 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tvm_comfuse.schedules.device import Device
+from tvm_comfuse.schedules.registers import REGISTER_UNIT, THREADS_OF_GROUP, WGMMA_OVERHEAD, entry_registers
 from tvm_comfuse.verify.finding import Finding
 from tvm_comfuse.verify.static.evaluate import WARP_GROUP
 from tvm_comfuse.verify.static.index import KernelIndex, loads
 from tvm_comfuse.verify.static.scene import Scene
 
-GROUP_THREADS = 128
 #: values of setmaxnreg
-LEAST, MOST, STEP = 24, 256, 8
-#: what ptxas asks for next to the accumulators of a wgmma (a wgmma of 128 accumulators was refused below 154 registers)
-WGMMA_OVERHEAD = 26
-#: registers of a thread are at most this many
-THREAD_LIMIT = 255
-
-
-def entry_registers(device: Device, threads: int) -> int:
-    """Registers of each thread when the kernel starts, one CTA on an SM."""
-    return min(device.registers // threads // STEP * STEP, THREAD_LIMIT)
+LEAST, MOST, STEP = 24, 256, REGISTER_UNIT
 
 
 def check(index: KernelIndex, scene: Scene, device: Device) -> Iterator[Finding]:
     """The register budget."""
-    entry = entry_registers(device, index.threads)
+    entry = entry_registers(index.threads, device.registers)
     limits = [entry] * index.warp_groups
     for instruction in index.named("setmaxnreg"):
         value = int(instruction.args[0])
@@ -41,13 +32,15 @@ def check(index: KernelIndex, scene: Scene, device: Device) -> Iterator[Finding]
             yield Finding("register-direction", where, text, {"registers": value, "entry": entry})
         for group in groups:
             limits[group] = value
-    used = sum(GROUP_THREADS * limit for limit in limits)
-    if used > device.registers:
-        parts = " + ".join(f"{GROUP_THREADS} x {limit}" for limit in limits)
-        text = f"the warp groups may hold {parts} = {used} registers, an SM has {device.registers}: setmaxnreg waits for ever"
-        yield Finding(
-            "register-budget", "setmaxnreg", text, {"limits": limits, "used": used, "registers": device.registers}
+    used = sum(THREADS_OF_GROUP * limit for limit in limits)
+    pool = entry * index.threads
+    if used > pool:
+        parts = " + ".join(f"{THREADS_OF_GROUP} x {limit}" for limit in limits)
+        text = (
+            f"the warp groups may hold {parts} = {used} registers, the CTA starts with {index.threads} x {entry} = {pool}: "
+            "setmaxnreg waits for ever"
         )
+        yield Finding("register-budget", "setmaxnreg", text, {"limits": limits, "used": used, "registers": pool})
     yield from _wgmma(index, scene, limits, entry)
 
 
