@@ -26,7 +26,7 @@ from tvm_comfuse.schedules.plan import W_ORDERS, Plan
 from tvm_comfuse.schedules.spec import ClusterSpec
 
 #: fields that are chosen together: most combinations of their values mean nothing
-TOGETHER = (("tile_m", "tile_n"), ("layout", "groups_m", "groups_n"), ("operands", "store"))
+TOGETHER = (("tile_m", "tile_n"), ("layout", "groups_m", "groups_n", "mma_groups"), ("operands", "store"))
 #: fields that follow from the others and the grid
 DERIVED = ("cluster_n", "ctas")
 #: values that the enumeration leaves out because no estimate tells whether they pay; a measurement does
