@@ -21,7 +21,7 @@ from tvm_comfuse.target import parse_target
 from tvm_comfuse.tir_passes import lower as lowering
 from tvm_comfuse.tuning.build import Built, build
 from tvm_comfuse.tuning.log import Log
-from tvm_comfuse.tuning.session import Measured, Session
+from tvm_comfuse.tuning.measurer import Measured, Measurer
 from tvm_comfuse.tuning.task import Task
 from tvm_comfuse.verify.faults import FAULTS, detect
 
@@ -125,7 +125,7 @@ class Planted:
         self.kinds += [("wrong", name) for name in WRONG]
         self.kinds += [("racing", name) for name in RACING]
         self.count = 0
-        self.session = Session(what.func, what.rows, LLVM)
+        self.measurer = Measurer(what.func, what.rows, LLVM)
         self.func = what.func
 
     def submit(self, first: Any, library: str = "", reference: str = "") -> Future[Any]:
@@ -157,7 +157,7 @@ class Planted:
     def _measure(self, library: str, reference: str) -> Measured:
         kind, _, name = library.partition(":")
         if kind != "racing":
-            measured = self.session.measure(library)
+            measured = self.measurer.measure(library)
             return measured if measured.reason else Measured((100.0,), None, "", "", measured.error, measured.allowed)
         ((given, mutated),) = cases_for(FAULTS[name].apply, 1)
         findings = detect(mutated, H200, given.inputs, given.references, seeds=(0,))

@@ -16,8 +16,8 @@ from tvm_comfuse.target import parse_target
 from tvm_comfuse.tuning.build import build
 from tvm_comfuse.tuning.builder import Builder
 from tvm_comfuse.tuning.measure import answer
+from tvm_comfuse.tuning.measurer import REFERENCE_EVERY, Measurer
 from tvm_comfuse.tuning.runner import Runner
-from tvm_comfuse.tuning.session import REFERENCE_EVERY, Session
 from tvm_comfuse.worker import Limits
 
 #: a child that does what the text behind its name says, by the last number in the library's name
@@ -101,14 +101,14 @@ def test_the_cpu_goes_the_same_way(tmp_path: Path) -> None:
     what, target = task("layer_norm", 48, 64, 64), parse_target("llvm")
     built = build(what.func, target, tmp_path / "k.so")
     assert built.reason == ""
-    session = Session(what.func, 48, target)
+    measurer = Measurer(what.func, 48, target)
     # two loads of one library are one kernel: the reference may be the kernel itself
-    results = [session.measure(built.library, built.library) for _ in range(REFERENCE_EVERY + 2)]
+    results = [measurer.measure(built.library, built.library) for _ in range(REFERENCE_EVERY + 2)]
     assert all(result.reason == "" and result.us and result.reference_us for result in results)
     assert len({result.reference_us for result in results}) == 2
     assert all(result.error is not None and 0 < result.error <= (result.allowed or 0) for result in results)
-    assert session.product_us() is None
-    assert session.measure(str(tmp_path / "none.so")).reason == "load"
+    assert measurer.product_us() is None
+    assert measurer.measure(str(tmp_path / "none.so")).reason == "load"
 
 
 @pytest.mark.skipif(tvm.cuda(0).exist, reason="there is a GPU to prepare it on")

@@ -20,10 +20,10 @@ from tvm_comfuse.schedules.spec import ClusterSpec, analyze
 from tvm_comfuse.tuning.build import Built
 from tvm_comfuse.tuning.database.database import Database, workload_module
 from tvm_comfuse.tuning.log import Log
+from tvm_comfuse.tuning.measurer import Measured
 from tvm_comfuse.tuning.model import PlanModel
 from tvm_comfuse.tuning.record import DatabaseStore, MemoryStore, Store
 from tvm_comfuse.tuning.search import Search, Settings
-from tvm_comfuse.tuning.session import Measured
 from tvm_comfuse.tuning.space import Space
 from tvm_comfuse.tuning.task import Task
 

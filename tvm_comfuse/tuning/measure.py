@@ -16,25 +16,25 @@ from tvm_comfuse.worker import serve
 
 def main() -> int:
     """Serve until standard input ends; the exit status."""
-    sessions: dict[str, Any] = {}
+    measurers: dict[str, Any] = {}
     for request, answers in serve():
-        answers.send(answer(request, sessions))
+        answers.send(answer(request, measurers))
     return 0
 
 
-def answer(request: dict[str, Any], sessions: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a request; sessions of tasks by key are kept in `sessions`."""
+def answer(request: dict[str, Any], measurers: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a request; measurers of tasks by key are kept in `measurers`."""
     key = request["task"]
     if "func" not in request:
-        return {"measured": asdict(sessions[key].measure(request["library"], request["reference"]))}
+        return {"measured": asdict(measurers[key].measure(request["library"], request["reference"]))}
     import tvm
 
-    from tvm_comfuse.tuning.session import Session
+    from tvm_comfuse.tuning.measurer import Measurer
 
     try:
         func, target = (tvm.ir.load_json(request[name]) for name in ("func", "target"))
-        sessions[key] = Session(func, request["rows"], target)
-        return {"product_us": sessions[key].product_us(), "device": sessions[key].device_name}
+        measurers[key] = Measurer(func, request["rows"], target)
+        return {"product_us": measurers[key].product_us(), "device": measurers[key].device_name}
     except Exception as error:  # out of memory, no such device: the parent says so
         return {"failure": f"{type(error).__name__}: {str(error).strip()[-600:]}"}
 

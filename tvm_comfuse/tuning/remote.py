@@ -19,9 +19,9 @@ from tvm_comfuse.worker import Worker, serve
 
 #: the function's name in TVM's registry
 FUNCTION = "comfuse.tuning.measure"
-#: seconds after which a server ends a session that is still there; then this process ends, and the next one gets another
-SESSION_S = 3600
-#: of a server's process for one session
+#: seconds after which a server lets go of a client that is still there; then this process ends, and the next one gets another
+LEASE_S = 3600
+#: of a server's process for one client
 _workers: list[Worker] = []
 
 
@@ -49,7 +49,7 @@ def measure(request: str) -> str:
     return json.dumps(message if message is not None else {"failed": failure})
 
 
-class Session:
+class Server:
     """On the client: one server, got from the tracker when it is first needed."""
 
     def __init__(self, host: str, port: int, key: str):
@@ -63,7 +63,7 @@ class Session:
             from tvm import rpc
 
             tracker = rpc.connect_tracker(*self._address)
-            self._remote = tracker.request(self._key, session_timeout=SESSION_S)
+            self._remote = tracker.request(self._key, 1, LEASE_S)
         sent = {name: self._send(request[name]) for name in ("library", "reference") if request.get(name)}
         text = self._remote.get_function(FUNCTION)(json.dumps({**request, **sent}))
         return dict(json.loads(text))
@@ -80,9 +80,9 @@ class Session:
 def main() -> int:
     """Serve until standard input ends; the exit status."""
     host, port, key = sys.argv[1:4]
-    session = Session(host, int(port), key)
+    server = Server(host, int(port), key)
     for request, answers in serve():
-        answers.send(session.answer(request))
+        answers.send(server.answer(request))
     return 0
 
 

@@ -13,7 +13,7 @@ import tvm
 from tvm.target import Target
 
 from tvm_comfuse.tuning.child import ask, stop
-from tvm_comfuse.tuning.session import Measured
+from tvm_comfuse.tuning.measurer import Measured
 from tvm_comfuse.tuning.task import Task
 from tvm_comfuse.worker import Limits, Worker
 
@@ -55,7 +55,7 @@ class Device:
         return ""
 
     def measure(self, task: Task, library: str, reference: str) -> Measured:
-        """Measures a library, see `Session.measure`."""
+        """Measures a library, see `Measurer.measure`."""
         # of all tasks so far the device may be full: a new process has room
         failure = self.describe(task) and self.describe(task)
         if failure:
@@ -135,7 +135,7 @@ class Runner:
             self._submit(lambda device: device.describe(task))
 
     def submit(self, task: Task, library: str, reference: str = "") -> Future[Measured]:
-        """Measures a library, see `Session.measure`; measurements begin in the order of the calls."""
+        """Measures a library, see `Measurer.measure`; measurements begin in the order of the calls."""
         return self._submit(lambda device: device.measure(task, library, reference))
 
     def _submit(self, work: Any) -> Future[Any]:

@@ -22,6 +22,7 @@ from tvm_comfuse.target import is_cuda
 from tvm_comfuse.tuning.build import Built
 from tvm_comfuse.tuning.builder import Builder
 from tvm_comfuse.tuning.log import Log
+from tvm_comfuse.tuning.measurer import Measured
 from tvm_comfuse.tuning.metaschedule import meta_schedule as ms
 from tvm_comfuse.tuning.metaschedule import tune_context
 from tvm_comfuse.tuning.model import PlanModel
@@ -29,7 +30,6 @@ from tvm_comfuse.tuning.progress import Candidate, Progress
 from tvm_comfuse.tuning.record import Record, Store, stock_record
 from tvm_comfuse.tuning.rules import space_generator
 from tvm_comfuse.tuning.runner import Runner
-from tvm_comfuse.tuning.session import Measured
 from tvm_comfuse.tuning.space import Space
 from tvm_comfuse.tuning.strategy import RankedSearch, candidate_for
 from tvm_comfuse.tuning.task import Task

@@ -131,14 +131,16 @@ class Space:
         """
         found: dict[Plan, tuple[int, ...]] = {}
         for base in product(*(range(len(axis.values)) for axis in self.axes[:-1])):
-            refusals = legality(self.plan([*base, 0]), self.spec, self.device)
+            full = self.plan([*base, 0])
+            refusals = legality(full, self.spec, self.device)
             if refusals:
                 self.refused.update({refusal.code for refusal in refusals})
                 continue
-            for grid in range(len(self.axes[-1].values)):
+            found.setdefault(full, (*base, 0))
+            for grid in range(1, len(self.axes[-1].values)):
                 plan = self.plan([*base, grid])
-                if not legality(plan, self.spec, self.device):
-                    found.setdefault(plan, (*base, grid))
+                if plan not in found and not legality(plan, self.spec, self.device):
+                    found[plan] = (*base, grid)
         return found
 
     def points(self) -> Iterator[tuple[int, ...]]:

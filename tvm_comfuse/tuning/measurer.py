@@ -45,7 +45,7 @@ class Measured:
     allowed: float | None = None
 
 
-class Session:
+class Measurer:
     """A task's inputs and exact results on a device.
 
     func  the task's canonical function
