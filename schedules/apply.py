@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
 
 from tvm_comfuse.errors import LoweringError, PlanError
@@ -50,6 +51,13 @@ def block_order(spec: ClusterSpec) -> list[str]:
 def has_plan(func: tirx.PrimFunc) -> bool:
     """Whether a function was scheduled by a plan."""
     return _plan_text(func) is not None
+
+
+def has_schedule(func: tirx.PrimFunc) -> bool:
+    """Whether a canonical function was scheduled, for a GPU or a CPU: as it is made, all its loops are serial."""
+    kinds: list[Any] = []
+    tvm_ffi.structural_walk(func.body, [(tirx.For, lambda loop: kinds.append(loop.kind))])
+    return any(kind != tirx.ForKind.SERIAL for kind in kinds)
 
 
 def plan_of(func: tirx.PrimFunc) -> Plan:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tvm_comfuse.runtime import Compiled
     from tvm_comfuse.schedules.plan import Plan
     from tvm_comfuse.target import parse_target
+    from tvm_comfuse.tuning.api import tune
 
 #: public name -> module that defines it; imported at first use
 _LAZY = {
@@ -45,6 +46,7 @@ _LAZY = {
     "explain": "tvm_comfuse.explanation",
     "load": "tvm_comfuse.build",
     "parse_target": "tvm_comfuse.target",
+    "tune": "tvm_comfuse.tuning.api",
 }
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "explain",
     "load",
     "parse_target",
+    "tune",
 ]
 
 
@@ -76,7 +79,7 @@ def __dir__() -> list[str]:
 
 
 def _autoload() -> None:
-    """Register the TIR and Relax pipelines called "comfuse".
+    """Register the TIR and Relax pipelines called "comfuse", and the function with which an RPC server measures.
 
     TVM calls this through the entry-point group ``tvm.backends`` at the end of ``import tvm``, also in the worker
     processes of MetaSchedule; ``tvm_comfuse.compile`` calls it too, for a TVM told not to load entry points.  It may
@@ -84,3 +87,4 @@ def _autoload() -> None:
     """
     import_module("tvm_comfuse.tir_passes.pipeline")
     import_module("tvm_comfuse.relax_pipeline").register()
+    import_module("tvm_comfuse.tuning.remote").register()

@@ -25,7 +25,7 @@ from tvm_comfuse.target import HOPPER_ARCH, is_cuda, parse_target
 _OWN_MESSAGE = re.compile(r"needed (.+?); found (.+); try: (.+)")
 
 if TYPE_CHECKING:
-    from tvm_comfuse.fusion import Plans
+    from tvm_comfuse.fusion import Plans, Records
 
 __all__ = ["Compiled", "compile", "load", "to_module"]
 
@@ -36,6 +36,8 @@ def compile(
     *,
     example_args: tuple[Any, ...] | None = None,
     plans: Plans | None = None,
+    tuning_records: Records | None = None,
+    use_pretuned: bool = True,
     dump: str | Path | None = None,
 ) -> Compiled:
     """Compile a model, with every cluster that can be one as one kernel.
@@ -44,10 +46,12 @@ def compile(
                   takes: a ``.pt2`` or Relax ``.json`` file, ``file.py:function``, ``package.module:function``
     target        see parse_target
     example_args  tensors to export a torch module with
-    plans         the plan of some matmuls by their names in ``explain``; the others get the default
+    plans         the plan of some matmuls by their names in ``explain``; the others get the best one that is known
+    tuning_records  a tuning database of measured plans, or its folder
+    use_pretuned  whether measured plans that come with the package are used
     dump          a folder for the IR after each phase, CUDA source and the compiler's figures
 
-    Raises ModelError, TargetError, PlanError and BuildError.
+    Raises ModelError, TargetError, PlanError, DatabaseError and BuildError.
     """
     from tvm_comfuse.frontend import legalize, simplify_views
     from tvm_comfuse.fusion import fuse
@@ -57,7 +61,7 @@ def compile(
     writer = Dump(dump)
     mod = to_module(model, example_args)
     writer.ir("import", mod)
-    mod, explanation = fuse(mod, parsed, plans)
+    mod, explanation = fuse(mod, parsed, plans, tuning_records=tuning_records, use_pretuned=use_pretuned)
     writer.ir("fuse", mod)
     writer.json("explain", explanation.to_dict())
     with _build_errors():

@@ -10,6 +10,7 @@ from tvm_comfuse.refusal import Refusal
 if TYPE_CHECKING:
     from tvm.target import Target
 
+    from tvm_comfuse.fusion import Records
     from tvm_comfuse.schedules.plan import Plan
 
 
@@ -24,6 +25,7 @@ class MatmulExplanation:
     plan    of the kernel, None without one
     reason  why it is not fused; for a fused one code "fused" and where and why the cluster ends
     stops   for a fused one, why each operator that uses one of its values is not in it
+    plan_source  where the plan comes from if not from the cost model, or if a database was asked in vain; else ""
     """
 
     name: str
@@ -33,9 +35,14 @@ class MatmulExplanation:
     plan: Plan | None
     reason: Refusal
     stops: tuple[Refusal, ...] = ()
+    plan_source: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """A dictionary of plain JSON values with exactly the keys of the command line's interface."""
+        """A dictionary of plain JSON values with exactly the keys of the command line's interface.
+
+        The key ``plan_source`` is there only if there is something to say.
+        """
+        source = {"plan_source": self.plan_source} if self.plan_source else {}
         return {
             "name": self.name,
             "shape": list(self.shape),
@@ -43,6 +50,7 @@ class MatmulExplanation:
             "ops": list(self.ops),
             "plan": self.plan.to_dict() if self.plan else None,
             "reason": {"code": self.reason.code, "text": str(self.reason)},
+            **source,
         }
 
     @property
@@ -85,6 +93,8 @@ class Explanation:
                 lines.append(f"  operators: {matmul.operators}")
             if matmul.plan is not None:
                 lines.append(f"  plan: {matmul.plan.short()}")
+            if matmul.plan_source:
+                lines.append(f"  plan is {matmul.plan_source}")
             lines += [f"  {end}" for end in matmul.ends]
         return "\n".join([*lines, *([self.note] if self.note else []), self.summary])
 
@@ -116,6 +126,8 @@ def explain(
     target: str | dict[str, Any] | Target = "h200",
     *,
     example_args: tuple[Any, ...] | None = None,
+    tuning_records: Records | None = None,
+    use_pretuned: bool = True,
 ) -> Explanation:
     """Say for each matmul of a model whether it is fused, how, and why not.  Compiles nothing.
 
@@ -126,4 +138,5 @@ def explain(
     from tvm_comfuse.target import parse_target
 
     parsed = parse_target(target)
-    return fuse(to_module(model, example_args), parsed)[1]
+    mod = to_module(model, example_args)
+    return fuse(mod, parsed, tuning_records=tuning_records, use_pretuned=use_pretuned)[1]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import tvm
@@ -16,38 +17,67 @@ from tvm_comfuse.explanation import Explanation, MatmulExplanation
 from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.relay_patterns.cluster import MatmulReport
 from tvm_comfuse.relay_patterns.rewrite import fuse_clusters
-from tvm_comfuse.schedules.apply import plan_of, schedule
+from tvm_comfuse.schedules.apply import has_schedule, plan_of, schedule
+from tvm_comfuse.schedules.choose import default_plan
 from tvm_comfuse.schedules.device import H200, Device, device_of
 from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.target import is_cuda, name_of
+from tvm_comfuse.schedules.spec import analyze
+from tvm_comfuse.target import is_cuda, name_of, parse_target
+from tvm_comfuse.tuning.database import Database, best_plan, pretuned
 
 #: by matmul name, as ``explain`` gives it: a plan, its dictionary or its JSON text
 Plans = Mapping[str, "Plan | dict[str, Any] | str"]
+#: a tuning database or its folder
+Records = Database | str | Path
 
 
-def fuse(mod: tvm.IRModule, target: Target, plans: Plans | None = None) -> tuple[tvm.IRModule, Explanation]:
+def fuse(
+    mod: tvm.IRModule,
+    target: Target,
+    plans: Plans | None = None,
+    *,
+    tuning_records: Records | None = None,
+    use_pretuned: bool = True,
+) -> tuple[tvm.IRModule, Explanation]:
     """The module with each cluster replaced by a call of one scheduled function, and what was decided.
 
     On a CPU target the clusters are those of an H200, scheduled for LLVM, so that their numbers can be checked there.
-    plans gives the plan of some matmuls; the others get the one the cost model prefers.
-    Raises PlanError for a plan that is malformed, not legal, or of a matmul that has no cluster.
+
+    plans           the plan of some matmuls; the others get the best one that is known
+    tuning_records  a tuning database of measured plans, or its folder
+    use_pretuned    whether the records that come with the package are asked, after those of tuning_records
+
+    Where no record answers, the plan is the one the cost model prefers.
+    Raises PlanError for a plan that is malformed, not legal, or of a matmul that has no cluster, DatabaseError for
+    tuning_records that cannot be read.
     """
     parsed = _parse(plans or {})
-    decider = _Decider(target, parsed)
+    decider = _Decider(
+        target, parsed, _databases(tuning_records, use_pretuned), tell_default=tuning_records is not None
+    )
     fused, reports = fuse_clusters(mod, decider.accept, decider.on_offer)
     matmuls = [report for discovery in reports.values() for report in discovery.matmuls]
     _check_names(parsed, [report.name for report in matmuls])
-    explained = tuple(_explained(matmul, decider.accepted.get(id(matmul))) for matmul in matmuls)
+    explained = tuple(
+        _explained(matmul, decider.accepted.get(id(matmul)), decider.sources.get(id(matmul), "")) for matmul in matmuls
+    )
     return fused, Explanation(name_of(target), explained, planned_for="" if is_cuda(target) else H200.name)
 
 
 @dataclass
 class _Decider:
-    """Accepts or refuses cluster functions.  accepted: plans by the identity of the matmul's report."""
+    """Accepts or refuses cluster functions.
+
+    accepted, sources  plans, and where they come from, by the identity of the matmul's report
+    tell_default       whether it is worth a word that no record answered
+    """
 
     target: Target
     plans: dict[str, Plan]
+    databases: Sequence[Database] = ()
+    tell_default: bool = False
     accepted: dict[int, Plan] = field(default_factory=dict)
+    sources: dict[int, str] = field(default_factory=dict)
     offered: MatmulReport | None = None
 
     def on_offer(self, report: MatmulReport) -> None:
@@ -66,17 +96,76 @@ class _Decider:
     def _schedule(self, func: PrimFunc, name: str) -> PrimFunc | Refusal:
         device = _device(self.target)
         if device is None:
-            return Refusal(
-                "device",
-                "kernels are made for Hopper GPUs (sm_90a) only",
-                {"target": name_of(self.target)},
-                "use the target h200 or h100",
-            )
-        result = schedule(func, device, self.plans.get(name))
+            return _no_device(self.target)
+        plan = self._plan(func, name)
+        if isinstance(plan, Refusal):
+            return plan
+        result = schedule(func, device, plan)
         if isinstance(result, Refusal) and name in self.plans:
             needed = f"a plan for {name} that is legal on {device.name}: {result.clause}"
             raise PlanError(needed, result.amounts or result.code, result.remedy or "take another plan")
         return result
+
+    def _plan(self, func: PrimFunc, name: str) -> Plan | Refusal | None:
+        """The given plan, else the best that is known; None leaves it to the cost model."""
+        if name in self.plans or not self.databases:
+            return self.plans.get(name)
+        # a CPU runs the clusters of an H200, so it shows the plans of one
+        target = self.target if is_cuda(self.target) else parse_target(H200.name)
+        plan, source = best_plan(func, target, self.databases)
+        if source.kind != "default" or self.tell_default:
+            self.sources[id(self.offered)] = source.text
+        return plan
+
+
+def _databases(tuning_records: Records | None, use_pretuned: bool) -> list[Database]:
+    """Databases in the order in which they are asked.  Raises DatabaseError."""
+    given = [tuning_records] if tuning_records is not None else []
+    opened = [each if isinstance(each, Database) else Database.open(each, create=False) for each in given]
+    own = pretuned() if use_pretuned else None
+    return [*opened, own] if own is not None else opened
+
+
+def schedule_clusters(mod: tvm.IRModule, target: Target, tuning_records: Records | None = None) -> tvm.IRModule:
+    """The module with every canonical function that has no schedule yet scheduled for the target.
+
+    Such functions are left where FuseClusters() is followed by a tuning database that has no record for them.  Raises
+    PlanError for one that has no plan on the target.
+    """
+    databases = _databases(tuning_records, use_pretuned=True)
+    result = mod.clone()
+    for gvar, func in mod.functions_items():
+        if not isinstance(func, PrimFunc) or "comfuse.kind" not in (func.attrs or {}) or has_schedule(func):
+            continue
+        if not is_cuda(target):
+            result[gvar] = cpu_schedule(func)
+            continue
+        plan, _ = best_plan(func, target, databases)
+        device = device_of(target)
+        made = plan if isinstance(plan, Refusal) or device is None else schedule(func, device, plan)
+        if not isinstance(made, PrimFunc):
+            found = str(made) if isinstance(made, Refusal) else name_of(target)
+            raise PlanError(f"a plan for {gvar.name_hint}", found, "find clusters with this target in scope")
+        result[gvar] = made
+    return result
+
+
+def has_plan_for(func: PrimFunc, target: Target) -> PrimFunc | Refusal:
+    """The function itself, unscheduled, if a kernel can be made of it for the target; else why not."""
+    device = _device(target)
+    if device is None:
+        return _no_device(target)
+    plan = default_plan(analyze(func), device)
+    return plan if isinstance(plan, Refusal) else func
+
+
+def _no_device(target: Target) -> Refusal:
+    return Refusal(
+        "device",
+        "kernels are made for Hopper GPUs (sm_90a) only",
+        {"target": name_of(target)},
+        "use the target h200 or h100",
+    )
 
 
 def _device(target: Target) -> Device | None:
@@ -109,7 +198,7 @@ def _check_names(plans: dict[str, Plan], names: list[str]) -> None:
         )
 
 
-def _explained(report: MatmulReport, plan: Plan | None) -> MatmulExplanation:
+def _explained(report: MatmulReport, plan: Plan | None, source: str) -> MatmulExplanation:
     return MatmulExplanation(
         name=report.name,
         shape=tuple(report.shape),
@@ -118,6 +207,7 @@ def _explained(report: MatmulReport, plan: Plan | None) -> MatmulExplanation:
         plan=plan,
         reason=_ends(report.refusals) if plan is not None else report.refusals[0],
         stops=tuple(report.refusals) if plan is not None else (),
+        plan_source=source if plan is not None else "",
     )
 
 

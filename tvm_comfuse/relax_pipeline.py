@@ -1,4 +1,8 @@
-"""The Relax pipeline "comfuse": clusters become calls of scheduled functions, TVM's passes lower the rest."""
+"""The Relax pipelines "comfuse" and "comfuse_clusters".
+
+"comfuse": clusters become calls of scheduled functions, TVM's passes lower the rest.  "comfuse_clusters" stops where
+clusters are calls of functions without schedules, which is what MetaSchedule tunes and applies databases to.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +15,58 @@ from tvm.target import Target
 from tvm_comfuse.errors import TargetError
 
 NAME = "comfuse"
+CLUSTERS = "comfuse_clusters"
 
 
 def comfuse_pipeline() -> tvm.transform.Pass:
     """Module pass: a Relax module with operators to one that TVM's virtual machine runs, for the target in scope.
 
     ``tvm.compile(mod, target, relax_pipeline="comfuse", tir_pipeline="comfuse")`` uses it by name.  Plans are the
-    default ones; ``tvm_comfuse.compile`` takes others and gives a report.
+    best known ones; ``tvm_comfuse.compile`` takes others and gives a report.  Clusters that are found already keep their
+    schedules; those without one get one.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="comfuse.Relax")
     def run(mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
         from tvm_comfuse.frontend import legalize, normalize, simplify_views
-        from tvm_comfuse.fusion import fuse
+        from tvm_comfuse.fusion import fuse, schedule_clusters
 
-        target = Target.current(allow_none=True)
-        if target is None:
-            raise TargetError("a target in scope", "none", "with target: tvm.compile(...)")
-        fused, _ = fuse(normalize()(mod), target)
+        target = _target()
+        fused, _ = fuse(normalize()(schedule_clusters(mod, target)), target)
         return lower(target)(legalize()(simplify_views()(fused)))
 
     return run
+
+
+def clusters_pipeline() -> tvm.transform.Pass:
+    """Module pass: a Relax module with its clusters replaced by calls of canonical functions, for the target in scope.
+
+        with target:
+            mod = relax.get_pipeline("comfuse_clusters")(mod)
+            mod = relax.transform.MetaScheduleApplyDatabase(folder)(mod)
+            executable = tvm.compile(mod, target, relax_pipeline="comfuse", tir_pipeline="comfuse")
+
+    Only clusters that have a plan on the target are taken.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="comfuse.Clusters")
+    def run(mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
+        from tvm_comfuse.frontend import normalize
+        from tvm_comfuse.fusion import has_plan_for
+        from tvm_comfuse.relay_patterns import FuseClusters
+
+        target = _target()
+        return FuseClusters(lambda func: has_plan_for(func, target))(normalize()(mod))
+
+    return run
+
+
+def _target() -> Target:
+    """The target in scope.  Raises TargetError without one."""
+    target = Target.current(allow_none=True)
+    if target is None:
+        raise TargetError("a target in scope", "none", "with target: tvm.compile(...)")
+    return target
 
 
 def lower(target: Target) -> tvm.transform.Pass:
@@ -69,6 +104,7 @@ def _schedules(target: Target) -> list[tvm.transform.Pass]:
 
 
 def register() -> None:
-    """Make ``relax_pipeline="comfuse"`` known to TVM; nothing happens the second time."""
-    if NAME not in relax.pipeline.PIPELINE_MAP:
-        relax.register_pipeline(NAME)(comfuse_pipeline)
+    """Make the pipelines known to TVM by their names; nothing happens the second time."""
+    for name, pipeline in ((NAME, comfuse_pipeline), (CLUSTERS, clusters_pipeline)):
+        if name not in relax.pipeline.PIPELINE_MAP:
+            relax.register_pipeline(name)(pipeline)

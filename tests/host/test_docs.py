@@ -58,7 +58,7 @@ def test_named_files_exist(page: Path) -> None:
     assert sorted(str(target) for target in targets if not target.exists()) == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/database.md"])
 def test_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # the README's example writes a library
     (code,) = blocks(page)
@@ -68,9 +68,11 @@ def test_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with scope["torch"].no_grad():
             expected = scope["model"](scope["x"])
         scope["torch"].testing.assert_close(scope["y"], expected, rtol=2e-2, atol=2e-2)
-    else:
+    elif page == "docs/architecture.md":
         assert "comfuse_gemm_reduce" in scope["mod"].script(show_meta=False)
         assert scope["executable"] is not None
+    else:
+        assert len(scope["database"].records()) == 1
 
 
 def test_commands_of_the_readme_exist() -> None:

@@ -55,6 +55,11 @@ def test_wheel_has_data_and_licence(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
     assert "tvm_comfuse/py.typed" in names
     assert "tvm_comfuse/bench/suites.json" in names
+    records = ROOT / "tvm_comfuse" / "tuning" / "pretuned"
+    assert {f"tvm_comfuse/tuning/pretuned/{path.relative_to(records)}" for path in records.rglob("*.json")} == {
+        name for name in names if name.startswith("tvm_comfuse/tuning/pretuned/")
+    }
+    assert "tvm_comfuse/tuning/pretuned/comfuse_database.json" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

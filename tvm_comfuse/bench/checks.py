@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tvm_comfuse.bench.ops import OPS
-from tvm_comfuse.bench.ours import OurKernel, compile_row, new_output
+from tvm_comfuse.bench.ours import PACKAGE_RECORDS, OurKernel, Records, compile_row, new_output
 from tvm_comfuse.bench.report import RowResult
 from tvm_comfuse.bench.suites import Row
 from tvm_comfuse.refusal import Refusal
@@ -52,7 +52,11 @@ class RowCheck:
 
 
 def check_row(
-    row: Row, seeds: Sequence[int], target: str, on_built: Callable[[RowCheck], None] = lambda _: None
+    row: Row,
+    seeds: Sequence[int],
+    target: str,
+    records: Records = PACKAGE_RECORDS,
+    on_built: Callable[[RowCheck], None] = lambda _: None,
 ) -> RowCheck:
     """Compile a row for a target (its short name) and run it on each seed.
 
@@ -63,7 +67,7 @@ def check_row(
     result = RowCheck()
     try:
         parsed = parse_target(target)
-        kernel = compile_row(row, parsed)
+        kernel = compile_row(row, parsed, records)
         if isinstance(kernel, Refusal):
             result.refusal = kernel.to_json()
             return result

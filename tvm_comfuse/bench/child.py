@@ -1,8 +1,8 @@
 """A process that checks rows for another one:  python -m tvm_comfuse.bench.child
 
 A kernel that hangs or faults takes its process along, so the first launch of each kernel happens here.  One JSON object
-a line on standard input, {"row": {...}, "seeds": [...], "target": "h200"}, and lines {"event", "check": {...}} back:
-"ready" once, then for each request "built" before the first launch and "done" at its end.
+a line on standard input, {"row": {...}, "seeds": [...], "target": "h200", "records": {...}}, and lines
+{"event", "check": {...}} back: "ready" once, then for each request "built" before the first launch and "done" at its end.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ def main() -> int:
 
 def _check(request: dict[str, Any], answers: Answers) -> None:
     from tvm_comfuse.bench.checks import RowCheck, check_row
+    from tvm_comfuse.bench.ours import Records
     from tvm_comfuse.bench.suites import Row
 
     def built(check: RowCheck) -> None:
         answers.send({"event": "built", "check": asdict(check)})
 
-    check = check_row(Row(**request["row"]), request["seeds"], request["target"], built)
+    records = Records(**request["records"])
+    check = check_row(Row(**request["row"]), request["seeds"], request["target"], records, built)
     answers.send({"event": "done", "check": asdict(check)})
 
 

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from tvm_comfuse.bench.checks import RowCheck
+from tvm_comfuse.bench.ours import PACKAGE_RECORDS, Records
 from tvm_comfuse.bench.suites import Row
 from tvm_comfuse.worker import Limits, Worker, first_launch
 
@@ -34,7 +35,7 @@ class IsolatedChecks:
     ) -> None:
         self._worker.close()
 
-    def check(self, row: Row, seeds: Sequence[int], target: str) -> RowCheck:
+    def check(self, row: Row, seeds: Sequence[int], target: str, records: Records = PACKAGE_RECORDS) -> RowCheck:
         """As `checks.check_row`, in the child.  Never raises for what the child does."""
         known = RowCheck()
 
@@ -42,7 +43,7 @@ class IsolatedChecks:
             nonlocal known
             known = RowCheck(**message["check"])
 
-        request = {"row": asdict(row), "seeds": list(seeds), "target": target}
+        request = {"row": asdict(row), "seeds": list(seeds), "target": target, "records": asdict(records)}
         message, failure = first_launch(self._worker, self._limits, request, "run after its first launch", built)
         if message is None:
             known.failure = failure

@@ -24,6 +24,21 @@ from tvm_comfuse.target import HOPPER_ARCH, is_cuda
 
 
 @dataclass(frozen=True)
+class Records:
+    """Which tuning records give plans.
+
+    folder    of a database, None for none
+    pretuned  whether those of the package count
+    """
+
+    folder: str | None = None
+    pretuned: bool = True
+
+
+PACKAGE_RECORDS = Records()
+
+
+@dataclass(frozen=True)
 class OurKernel:
     """A compiled row.
 
@@ -37,8 +52,8 @@ class OurKernel:
     via: str = "kernel"
 
 
-def compile_row(row: Row, target: Target) -> OurKernel | Refusal:
-    """Find, schedule and compile the cluster of a row.
+def compile_row(row: Row, target: Target, records: Records = PACKAGE_RECORDS) -> OurKernel | Refusal:
+    """Find, schedule and compile the cluster of a row, with a plan of these tuning records if one answers.
 
     A Refusal says why the row is not one kernel.  On an LLVM target the kernel is the CPU's, of the clusters and plans
     of an H200.  Raises ComfuseError for what should have worked.
@@ -47,7 +62,7 @@ def compile_row(row: Row, target: Target) -> OurKernel | Refusal:
     from tvm_comfuse.fusion import fuse
 
     module = from_relax(OPS[row.op].relax_module(row.M, row.N, row.K, row.dtype))
-    fused, explanation = fuse(module, target)
+    fused, explanation = fuse(module, target, tuning_records=records.folder, use_pretuned=records.pretuned)
     matmul = explanation.matmuls[0]
     if matmul.plan is None:
         return matmul.reason

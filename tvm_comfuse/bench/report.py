@@ -158,8 +158,13 @@ def _read_json(path: str | Path) -> Any:
 def environment() -> dict[str, str]:
     """Versions of everything that decides about speed; "none" for what is not installed."""
     from tvm_comfuse._version import __version__
+    from tvm_comfuse.tir_passes import KERNEL_VERSION
 
-    versions = {"tvm_comfuse": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
+    versions = {
+        "tvm_comfuse": __version__,
+        "kernel": str(KERNEL_VERSION),
+        "python": ".".join(map(str, sys.version_info[:3])),
+    }
     for package in PACKAGES:
         try:
             versions[package] = metadata.version(package)

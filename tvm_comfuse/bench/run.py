@@ -13,12 +13,13 @@ from tvm_comfuse.bench import contenders, suites, timing
 from tvm_comfuse.bench.checks import RowCheck, check_row
 from tvm_comfuse.bench.isolate import IsolatedChecks, Limits
 from tvm_comfuse.bench.ops import OPS
-from tvm_comfuse.bench.ours import compile_row, new_output
+from tvm_comfuse.bench.ours import Records, compile_row, new_output
 from tvm_comfuse.bench.report import BenchReport, RowResult, new_report
 from tvm_comfuse.bench.suites import Row, SuiteError
 from tvm_comfuse.errors import TargetError
 from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.target import is_cuda, parse_target
+from tvm_comfuse.tuning.database import Database
 
 #: contenders besides ours
 OTHERS = ("mm", "eager", "inductor")
@@ -38,6 +39,8 @@ def run_suite(
     limits: Limits | None = None,
     timed: bool = True,
     others: Iterable[str] = OTHERS,
+    tuning_records: str | Path | None = None,
+    use_pretuned: bool = True,
     progress: Callable[[RowResult], None] | None = None,
 ) -> BenchReport:
     """Check and time the rows of a suite.
@@ -52,12 +55,16 @@ def run_suite(
     isolate          make each kernel's first launch in a child process, with `limits`; a kernel that did not pass there
                      is not launched here
     others           contenders besides ours: mm, eager, inductor
+    tuning_records   the folder of a tuning database to take plans from
+    use_pretuned     whether plans of the package's own records are taken
     progress         called with each finished row
 
-    Errors of a row are recorded in the row.  Raises SuiteError for unknown names, TargetError without a GPU.
+    Errors of a row are recorded in the row.  Raises SuiteError for unknown names, TargetError without a GPU, DatabaseError
+    for tuning_records that are no database.
     """
     chosen = suites.select(suites.load(suite_file), suite, rows)
-    settings = _Settings(target, range(seeds), inductor, inductor_budget, tuple(others))
+    records = Records(None if tuning_records is None else str(tuning_records), use_pretuned)
+    settings = _Settings(target, range(seeds), inductor, inductor_budget, tuple(others), records)
     _validate(settings, timed)
     report = new_report(timing.PROTOCOL if timed else "not timed")
     with ExitStack() as stack:
@@ -65,7 +72,8 @@ def run_suite(
         for row in chosen:
             result = RowResult.of(row)
             report.rows.append(result)
-            check = child.check(row, settings.seeds, target) if child else check_row(row, settings.seeds, target)
+            checker = child.check if child else check_row
+            check = checker(row, settings.seeds, target, records)
             check.copy_to(result)
             if timed:
                 _time_row(row, check, settings, result)
@@ -85,6 +93,7 @@ class _Settings:
     inductor: str
     budget: float
     others: tuple[str, ...]
+    records: Records
 
 
 def _validate(settings: _Settings, timed: bool) -> None:
@@ -94,6 +103,8 @@ def _validate(settings: _Settings, timed: bool) -> None:
     levels = contenders.INDUCTOR_LEVELS
     if settings.inductor not in levels:
         raise SuiteError(f"inductor out of {', '.join(levels)}", repr(settings.inductor), "use one of them")
+    if settings.records.folder is not None:
+        Database.open(settings.records.folder, create=False)
     parsed = parse_target(settings.target)
     if timed and not is_cuda(parsed):
         raise TargetError("a CUDA target to time", settings.target, "target h200, or check only")
@@ -112,7 +123,7 @@ def _time_row(row: Row, check: RowCheck, settings: _Settings, result: RowResult)
         return
     with torch.no_grad():
         if check.fused and check.passed is not False:
-            result.ours_us = _guarded(result, "ours", lambda: _time_ours(row, settings.target, sets))
+            result.ours_us = _guarded(result, "ours", lambda: _time_ours(row, settings, sets))
         if "mm" in settings.others:
             result.mm_us = _guarded(result, "mm", lambda: timing.time_call(contenders.mm_call, sets))
         if "eager" in settings.others:
@@ -124,8 +135,8 @@ def _time_row(row: Row, check: RowCheck, settings: _Settings, result: RowResult)
     torch.cuda.empty_cache()
 
 
-def _time_ours(row: Row, target: str, sets: list[list[torch.Tensor]]) -> float:
-    kernel = compile_row(row, parse_target(target))
+def _time_ours(row: Row, settings: _Settings, sets: list[list[torch.Tensor]]) -> float:
+    kernel = compile_row(row, parse_target(settings.target), settings.records)
     if isinstance(kernel, Refusal):
         raise RuntimeError(f"refused, but was fused in the check: {kernel}")
     out = new_output(row, "cuda")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tvm_comfuse.cli.common import console, start
+from tvm_comfuse.cli.common import Pretuned, TuningRecords, console, start
 from tvm_comfuse.output import check_output
 
 
@@ -22,6 +22,8 @@ def bench(
         str, typer.Option("--inductor", help="Settings to try: none, default, quick or full.")
     ] = "quick",
     check_only: Annotated[bool, typer.Option("--check-only", help="Check the numbers and time nothing.")] = False,
+    tuning_records: TuningRecords = None,
+    pretuned: Pretuned = True,
 ) -> None:
     """Check and time our kernels next to a bare matrix product, eager PyTorch and TorchInductor, in one process."""
     start()
@@ -56,5 +58,7 @@ def bench(
         inductor=inductor,
         json_path=json,
         timed=not check_only,
+        tuning_records=tuning_records,
+        use_pretuned=pretuned,
         progress=show,
     )

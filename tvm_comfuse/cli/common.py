@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,12 @@ TARGET_HELP = "h200, h100, cuda, 'cuda -arch=sm_90a', llvm ..."
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 TargetOption = Annotated[str, typer.Option("--target", help=TARGET_HELP)]
+TuningRecords = Annotated[
+    Path | None, typer.Option("--tuning-records", help="A tuning database (see `comfuse db`) to take plans from.")
+]
+Pretuned = Annotated[
+    bool, typer.Option("--pretuned/--no-pretuned", help="Use the measured plans that come with the package.")
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tvm_comfuse.cli.common import JsonFlag, Model, TargetOption, console, print_json, start
+from tvm_comfuse.cli.common import JsonFlag, Model, Pretuned, TargetOption, TuningRecords, console, print_json, start
 from tvm_comfuse.errors import BuildError, PlanError
 from tvm_comfuse.output import LIBRARY_SUFFIX, check_output
 
@@ -28,6 +28,8 @@ def compile_(
     plans: Annotated[
         Path | None, typer.Option("--plans", help="JSON: {matmul name: plan}, as `explain --json` prints them.")
     ] = None,
+    tuning_records: TuningRecords = None,
+    pretuned: Pretuned = True,
     json: JsonFlag = False,
 ) -> None:
     """Compile a model to a shared library and report each kernel's registers, spills and shared memory."""
@@ -35,7 +37,14 @@ def compile_(
     check_output(output, LIBRARY_SUFFIX)
     from tvm_comfuse.build import compile as compile_model
 
-    compiled = compile_model(model, target, plans=_read_plans(plans) if plans else None, dump=dump)
+    compiled = compile_model(
+        model,
+        target,
+        plans=_read_plans(plans) if plans else None,
+        tuning_records=tuning_records,
+        use_pretuned=pretuned,
+        dump=dump,
+    )
     explanation = compiled.explanation
     assert explanation is not None  # only a loaded library has none
     reports, problem = _kernel_reports(compiled)

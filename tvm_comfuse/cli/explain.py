@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tvm_comfuse.cli.common import JsonFlag, Model, TargetOption, console, print_json, start
+from tvm_comfuse.cli.common import JsonFlag, Model, Pretuned, TargetOption, TuningRecords, console, print_json, start
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,12 +13,18 @@ if TYPE_CHECKING:
     from tvm_comfuse.explanation import Explanation
 
 
-def explain(model: Model, target: TargetOption = "h200", json: JsonFlag = False) -> None:
+def explain(
+    model: Model,
+    target: TargetOption = "h200",
+    tuning_records: TuningRecords = None,
+    pretuned: Pretuned = True,
+    json: JsonFlag = False,
+) -> None:
     """Say for each matmul whether it is fused, with which plan, and why not."""
     start()
     from tvm_comfuse.explanation import explain as explain_model
 
-    explanation = explain_model(model, target)
+    explanation = explain_model(model, target, tuning_records=tuning_records, use_pretuned=pretuned)
     if json:
         print_json(explanation.to_dict())
     else:
@@ -26,10 +32,12 @@ def explain(model: Model, target: TargetOption = "h200", json: JsonFlag = False)
 
 
 def show(out: Console, explanation: Explanation) -> None:
-    """A table of the matmuls, below it where each kernel ends or why there is none, and at the end how many are fused."""
+    """A table of the matmuls, below it where plans come from and each kernel ends, or why there is none, and a summary."""
     if explanation.matmuls:
         out.print(table(explanation))
     for matmul in explanation.matmuls:
+        if matmul.plan_source:
+            out.print(f"{matmul.name} plan is {matmul.plan_source}")
         for end in matmul.ends:
             out.print(f"{matmul.name} {end}")
     if explanation.note:

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from tvm_comfuse import __version__
-from tvm_comfuse.cli import bench, compile, doctor, explain, run, verify
+from tvm_comfuse.cli import bench, compile, db, doctor, explain, run, tune, verify
 from tvm_comfuse.errors import ComfuseError
 
 #: exit code of wrong input, as of wrong options
@@ -22,8 +22,17 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for _command in (doctor.doctor, explain.explain, compile.compile_, run.run, verify.verify, bench.bench):
+for _command in (
+    doctor.doctor,
+    explain.explain,
+    compile.compile_,
+    tune.tune,
+    run.run,
+    verify.verify,
+    bench.bench,
+):
     app.command(name=_command.__name__.rstrip("_"))(_command)
+app.add_typer(db.app)
 
 
 def _print_version(wanted: bool) -> None:

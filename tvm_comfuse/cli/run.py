@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tvm_comfuse.cli.common import JsonFlag, Model, console, print_json, start
+from tvm_comfuse.cli.common import JsonFlag, Model, Pretuned, TuningRecords, console, print_json, start
 from tvm_comfuse.errors import ModelError
 from tvm_comfuse.output import check_output
 
@@ -23,6 +23,8 @@ def run(
     ] = "auto",
     library: Annotated[Path | None, typer.Option("--library", help="Run this library instead of compiling.")] = None,
     save: Annotated[Path | None, typer.Option("--save", help="Write the outputs to a PyTorch file.")] = None,
+    tuning_records: TuningRecords = None,
+    pretuned: Pretuned = True,
     json: JsonFlag = False,
 ) -> None:
     """Compile a model, run it on its example inputs, and describe the outputs."""
@@ -38,9 +40,11 @@ def run(
         raise ModelError(
             "example inputs to run the model on", f"none in {model}", "use file.py:function that returns them"
         )
-    compiled = (
-        load(library) if library else compile_model(loaded.mod, _default_target() if target == "auto" else target)
-    )
+    if library:
+        compiled = load(library)
+    else:
+        chosen = _default_target() if target == "auto" else target
+        compiled = compile_model(loaded.mod, chosen, tuning_records=tuning_records, use_pretuned=pretuned)
     outputs, seconds = _timed(compiled, loaded.example_inputs)
     if save is not None:
         _save(outputs, save)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvm_comfuse.cli.common import JsonFlag, Model, TargetOption, console, print_json, start
+from tvm_comfuse.cli.common import JsonFlag, Model, Pretuned, TargetOption, TuningRecords, console, print_json, start
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,13 +21,15 @@ def verify(
     model: Model,
     target: TargetOption = "h200",
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Random interleavings of each kernel.")] = 3,
+    tuning_records: TuningRecords = None,
+    pretuned: Pretuned = True,
     json: JsonFlag = False,
 ) -> None:
     """Check every kernel of a model without a GPU: rules of the protocol, interleavings, error against float64."""
     start()
     from tvm_comfuse.verify.api import verify as verify_model
 
-    report = verify_model(model, target, seeds=range(seeds))
+    report = verify_model(model, target, tuning_records=tuning_records, use_pretuned=pretuned, seeds=range(seeds))
     if json:
         print_json(report.to_dict())
     else:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tvm.target import Target
     from tvm.tirx import PrimFunc
 
-    from tvm_comfuse.fusion import Plans
+    from tvm_comfuse.fusion import Plans, Records
     from tvm_comfuse.schedules.device import Device
     from tvm_comfuse.schedules.plan import Plan
 
@@ -96,6 +96,8 @@ def verify(
     *,
     example_args: tuple[Any, ...] | None = None,
     plans: Plans | None = None,
+    tuning_records: Records | None = None,
+    use_pretuned: bool = True,
     seeds: Sequence[int] = DEFAULT_SEEDS,
 ) -> VerifyReport:
     """Verify every kernel that ``tvm_comfuse.compile`` would make of a model.  Needs no GPU and compiles nothing.
@@ -114,7 +116,8 @@ def verify(
     device = device_of(parsed)
     if device is None:
         raise TargetError("a Hopper GPU, which kernels are made for", name_of(parsed), "use the target h200 or h100")
-    fused, _ = fuse(to_module(model, example_args), parsed, plans)
+    mod = to_module(model, example_args)
+    fused, _ = fuse(mod, parsed, plans, tuning_records=tuning_records, use_pretuned=use_pretuned)
     clusters = {gvar.name_hint: func for gvar, func in fused.functions_items() if is_cluster(func)}
     return VerifyReport(
         name_of(parsed), tuple(verify_kernel(name, clusters[name], device, seeds) for name in sorted(clusters))

@@ -48,6 +48,13 @@ class Launch:
         over = [f"bytes beside {name} were written" for name in self.overrun]
         return "; ".join([*off, *over, *(f"input {name} was written" for name in self.changed)])
 
+    @property
+    def worst(self) -> tuple[float, float]:
+        """Error and allowed error of the output that is worst for what it may be; a NaN is worse than any number."""
+        ratios = {name: error / self.allowed[name] for name, error in self.errors.items()}
+        name = max(ratios, key=lambda name: float("inf") if np.isnan(ratios[name]) else ratios[name])
+        return self.errors[name], self.allowed[name]
+
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values."""
         return asdict(self)
@@ -63,6 +70,12 @@ class Guarded:
         self.inside = self.memory[GUARD_BYTES : GUARD_BYTES + size]
         self.tensor = self.inside.view(dtype).view(list(shape))
 
+    def refill(self) -> None:
+        """Both bands as they were made."""
+        size = self.inside.numel()
+        self.memory[:GUARD_BYTES] = PATTERN
+        self.memory[GUARD_BYTES + size :] = PATTERN
+
     @property
     def intact(self) -> bool:
         """Whether both bands hold what they held."""
@@ -72,35 +85,61 @@ class Guarded:
 
 
 def launch(func: Any, kernel: Callable[..., None], rows: int, seed: int, target: Target) -> Launch:
-    """Runs a compiled cluster once on random inputs and looks at everything it may have touched.
+    """Runs a compiled cluster once on random inputs and looks at everything it may have touched; see Judge."""
+    return Judge(func, rows, seed, target).run(kernel)
 
-    func    the scheduled function: its expressions give the float64 reference
-    kernel  called with the function's parameters in order
-    Raises what the launch raises.
+
+class Judge:
+    """Random inputs of a cluster and what their exact results are, made once for any number of kernels.
+
+    func    its expressions give the float64 reference
     """
-    device = "cuda" if is_cuda(target) else "cpu"
-    spec = analyze(func)
-    arrays = random_inputs(func, rows, len(spec.outputs), seed)
-    inputs = {str(p.name): _guarded(array, device) for p, array in zip(func.params, arrays, strict=False)}
-    before = {name: guarded.inside.clone() for name, guarded in inputs.items()}
-    outputs = {}
-    for output in spec.outputs:
-        param = func.params[output.index]
-        shape = [int(e) if isinstance(e, tvm.tirx.IntImm) else rows for e in param.shape]
-        guarded = Guarded(shape, getattr(torch, output.dtype), device)
-        guarded.tensor.fill_(float("nan"))
-        outputs[str(param.name)] = guarded
-    kernel(*(guarded.tensor for guarded in [*inputs.values(), *outputs.values()]))
-    if device == "cuda":
-        torch.cuda.synchronize()
-    result = Launch()
-    for (name, guarded), expected in zip(outputs.items(), reference(func, arrays), strict=True):
-        values = guarded.tensor.to(torch.float64).cpu().numpy()
-        result.errors[name] = error(values, expected)
-        result.allowed[name] = allowed(_rounded(expected, guarded.tensor.dtype), expected)
-    result.overrun = [name for name, g in (inputs | outputs).items() if not g.intact]
-    result.changed = [name for name, g in inputs.items() if not torch.equal(g.inside, before[name])]
-    return result
+
+    def __init__(self, func: Any, rows: int, seed: int, target: Target):
+        self._device = "cuda" if is_cuda(target) else "cpu"
+        spec = analyze(func)
+        arrays = random_inputs(func, rows, len(spec.outputs), seed)
+        self.inputs = {
+            str(p.name): _guarded(array, self._device) for p, array in zip(func.params, arrays, strict=False)
+        }
+        self._before = {name: guarded.inside.clone() for name, guarded in self.inputs.items()}
+        self.outputs: dict[str, Guarded] = {}
+        for output in spec.outputs:
+            param = func.params[output.index]
+            shape = [int(e) if isinstance(e, tvm.tirx.IntImm) else rows for e in param.shape]
+            self.outputs[str(param.name)] = Guarded(shape, getattr(torch, output.dtype), self._device)
+        self._exact = dict(zip(self.outputs, reference(func, arrays), strict=True))
+        self._allowed = {
+            name: allowed(_rounded(expected, self.outputs[name].tensor.dtype), expected)
+            for name, expected in self._exact.items()
+        }
+
+    def run(self, kernel: Callable[..., None]) -> Launch:
+        """One launch, with outputs poisoned before it.
+
+        kernel  called with the function's parameters in order
+        Raises what the launch raises.
+        """
+        self._reset()
+        kernel(*(guarded.tensor for guarded in [*self.inputs.values(), *self.outputs.values()]))
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+        result = Launch(allowed=dict(self._allowed))
+        for name, guarded in self.outputs.items():
+            values = guarded.tensor.to(torch.float64).cpu().numpy()
+            result.errors[name] = error(values, self._exact[name])
+        result.overrun = [name for name, g in (self.inputs | self.outputs).items() if not g.intact]
+        result.changed = [name for name, g in self.inputs.items() if not torch.equal(g.inside, self._before[name])]
+        return result
+
+    def _reset(self) -> None:
+        """What the kernel before may have spoilt."""
+        for name, guarded in (self.inputs | self.outputs).items():
+            guarded.refill()
+            if name in self._before:
+                guarded.inside.copy_(self._before[name])
+        for guarded in self.outputs.values():
+            guarded.tensor.fill_(float("nan"))
 
 
 def _guarded(array: np.ndarray, device: str) -> Guarded:

@@ -1,0 +1,240 @@
+"""``comfuse db`` and the options that take a database."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from database_examples import commit, function, module, some_plan
+from tvm.s_tir import meta_schedule as ms
+
+import tvm_comfuse
+from tvm_comfuse.bench import run_suite
+from tvm_comfuse.cli.main import main
+from tvm_comfuse.tuning.database import Database
+from tvm_comfuse.tuning.database.store import EVIDENCE
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = """
+import torch
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = torch.nn.Linear(64, 128), torch.nn.LayerNorm(128)
+
+    def forward(self, h, x):
+        return self.norm(x + self.linear(h))
+
+
+def build():
+    torch.manual_seed(0)
+    inputs = torch.randn(24, 64), torch.randn(24, 128)
+    return Block().to(torch.bfloat16).eval(), tuple(each.to(torch.bfloat16) for each in inputs)
+"""
+
+
+@pytest.fixture
+def comfuse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Calls the command line: (exit code, standard output, standard error)."""
+
+    def call(*arguments: object) -> tuple[Any, str, str]:
+        monkeypatch.setattr("sys.argv", ["comfuse", *map(str, arguments)])
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as error:
+            code = error.code or 0
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return Database.open(tmp_path / "records")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    return f"{path}:build"
+
+
+def doubt_all(database: Database) -> None:
+    path = database.directory(tvm_comfuse.parse_target("h200")) / EVIDENCE
+    path.write_text("")
+
+
+def test_list(comfuse: Any, database: Database) -> None:
+    commit(database, function(), 61.2, label="bert", rows=24)
+    commit(database, function(None), 7.0, rows=4096)
+    code, out, _ = comfuse("db", "list", database.path)
+    assert code == 0
+    for words in ("bert", "sm_90a-h200", "61.2", "24 x 128 x 64", "M x 128 x 64", "1.00e-03"):
+        assert words in out
+    assert out.rstrip().endswith("2 records, 2 of them answer with these versions")
+    records = json.loads(comfuse("db", "list", database.path, "--json")[1])["records"]
+    assert [record["plan"] for record in records] == [record.plan.to_dict() for record in database.records()]
+    assert records[0]["us"] == pytest.approx(61.2)
+    doubt_all(database)
+    code, out, _ = comfuse("db", "list", database.path)
+    assert (code, out.count("not believed: no evidence")) == (0, 2)
+    assert "0 of them answer" in out
+
+
+def test_merge_prune_export(comfuse: Any, database: Database, tmp_path: Path) -> None:
+    func, other = function(), Database.open(tmp_path / "other")
+    commit(database, func, 9.0, 3)
+    commit(other, func, 8.0, 4)
+    commit(other, function(32), 8.0, 4)
+    assert comfuse("db", "merge", tmp_path / "all", database.path, other.path)[:2] == (0, "3 new records\n")
+    assert comfuse("db", "prune", tmp_path / "all")[:2] == (0, "1 dropped, 2 left\n")
+    code, out, _ = comfuse("db", "export", tmp_path / "all", "-o", tmp_path / "stock", "--target", "h200", "--json")
+    assert (code, json.loads(out)["exported"]) == (0, 2)
+    records = ms.database.JSONDatabase(work_dir=str(tmp_path / "stock")).get_all_tuning_records()
+    assert [float(record.run_secs[0]) for record in records] == pytest.approx([8e-6, 8e-6])
+    assert comfuse("db", "export", tmp_path / "all", "-o", tmp_path / "h100", "--target", "h100")[1].endswith(
+        "0 records for h100\n"
+    )
+
+
+def test_verify(comfuse: Any, database: Database) -> None:
+    commit(database, function())
+    code, out, _ = comfuse("db", "verify", database.path)
+    assert (code, out.splitlines()[-1]) == (0, "1 of 1 records hold")
+    doubt_all(database)
+    code, out, _ = comfuse("db", "verify", database.path, "--json")
+    report = json.loads(out)
+    assert (code, report["passed"], report["problems"][0]["question"]) == (1, False, "believed")
+
+
+def test_wrong_folders_are_one_line(comfuse: Any, tmp_path: Path, model: str) -> None:
+    for arguments in (
+        ("db", "list", tmp_path / "none"),
+        ("explain", model, "--tuning-records", tmp_path / "none"),
+        ("bench", "--check-only", "--target", "llvm", "--tuning-records", tmp_path / "none"),
+    ):
+        code, out, err = comfuse(*arguments)
+        assert (code, out) == (2, "")
+        assert err.startswith("comfuse: needed an existing tuning database; found nothing at ")
+        assert err.count("\n") == 1
+    assert not (tmp_path / "none").exists()
+
+
+def test_explain_says_where_plans_come_from(comfuse: Any, database: Database, model: str) -> None:
+    before = json.loads(comfuse("explain", model, "--json")[1])["matmuls"][0]
+    assert "plan_source" not in before
+    _, out, _ = comfuse("explain", model, "--tuning-records", database.path)
+    assert "plan is default: no tuning record answers" in out
+    func = function()
+    record = commit(database, func, 61.2)
+    (matmul,) = json.loads(comfuse("explain", model, "--json", "--tuning-records", database.path)[1])["matmuls"]
+    assert matmul["plan"] == some_plan(func).to_dict() != before["plan"]
+    assert matmul["plan_source"] == str(record)
+    _, out, _ = comfuse("explain", model, "--tuning-records", database.path)
+    assert f"plan is {record}" in out
+    (matmul,) = json.loads(
+        comfuse("explain", model, "--json", "--tuning-records", database.path, "--target", "h100")[1]
+    )["matmuls"]
+    assert matmul["plan"] == before["plan"]
+    # given plans come first
+    compiled = tvm_comfuse.compile(
+        module(), "llvm", plans={matmul_name(module()): before["plan"]}, tuning_records=database
+    )
+    assert compiled.explanation is not None
+    assert compiled.explanation.matmuls[0].plan.to_dict() == before["plan"]
+    assert compiled.explanation.matmuls[0].plan_source == ""
+
+
+def matmul_name(mod: Any) -> str:
+    return tvm_comfuse.explain(mod).matmuls[0].name
+
+
+def test_compile_run_and_verify_take_records(comfuse: Any, database: Database, model: str, tmp_path: Path) -> None:
+    commit(database, function())
+    options = ("--tuning-records", database.path)
+    code, out, _ = comfuse("compile", model, "-o", tmp_path / "m.so", "--target", "h200", "--json", *options)
+    assert code == 0
+    assert json.loads(out)["matmuls"][0]["plan"] == some_plan(function()).to_dict()
+    assert comfuse("run", model, "--target", "llvm", *options)[0] == 0
+    code, out, _ = comfuse("verify", model, "--seeds", "1", "--json", *options)
+    (kernel,) = json.loads(out)["kernels"]
+    assert (code, kernel["passed"], kernel["plan"]) == (0, True, some_plan(function()).to_dict())
+
+
+def test_bench_takes_records(database: Database, tmp_path: Path) -> None:
+    commit(database, function())
+    suite = tmp_path / "suite.json"
+    row = {"name": "small", "op": "layer_norm", "M": 24, "N": 128, "K": 64}
+    suite.write_text(json.dumps({"families": {"mine": {"rows": [row]}}}))
+    report = run_suite("mine", suite, target="llvm", seeds=1, timed=False, tuning_records=database.path)
+    assert report.rows[0].plan == some_plan(function()).to_dict()
+    assert report.rows[0].passed
+
+
+def test_pretuned_records_are_used_and_can_be_left_out(
+    comfuse: Any, database: Database, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(database, function())
+    monkeypatch.setattr("tvm_comfuse.fusion.pretuned", lambda: Database.open(database.path, read_only=True))
+    plans = [
+        json.loads(comfuse("explain", model, "--json", *options)[1])["matmuls"][0]["plan"]
+        for options in ((), ("--no-pretuned",))
+    ]
+    assert plans[0] == some_plan(function()).to_dict() != plans[1]
+
+
+@pytest.fixture(scope="module")
+def pretune() -> Any:
+    spec = importlib.util.spec_from_file_location("pretune", ROOT / "benchmarks" / "pretune.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+def test_pretune_makes_records_of_measured_rows(
+    pretune: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (first, second, *_) = json.loads((ROOT / "benchmarks/results/h200/post_norm.json").read_text())["rows"]
+    head = json.loads((ROOT / "benchmarks/results/h200/post_norm.json").read_text())
+    measured = [
+        {
+            "row": f"{row['suite']}/{row['name']}",
+            "us": row["ours_us"] * factor,
+            **{key: row[key] for key in ("plan", "error", "eager_error")},
+            **{key: head[key] for key in ("device", "versions", "date", "commit")},
+        }
+        for row, factor in ((first, 1.0), (second, 1.0), (first, 2.0))
+    ]
+    file = tmp_path / "measured.json"
+    file.write_text(json.dumps(measured))
+    assert pretune.main([str(file), "--database", str(tmp_path / "records")]) == 0
+    database = Database.open(tmp_path / "records", create=False)
+    assert [record.evidence.label for record in database.records() if record.evidence] == [
+        m["row"] for m in measured[:2]
+    ]
+    plan, source = tvm_comfuse.tuning.database.best_plan(
+        pretune.function_of(pretune.suites.select(pretune.suites.load(), None, [measured[0]["row"]])[0]),
+        tvm_comfuse.parse_target("h200"),
+        database,
+    )
+    assert plan == tvm_comfuse.Plan.from_dict(measured[0]["plan"])
+    assert source.text == f"tuned on NVIDIA H200 at {head['date']}, {first['ours_us']:.1f} us"
+    capsys.readouterr()
+    for changes, words in (
+        ({"error": 1.0}, "found right"),
+        ({"plan": {**first["plan"], "ctas": 9999}}, "legal on h200"),
+        ({"device": "NVIDIA A100"}, "a device out of h100, h200"),
+        ({"row": "no_such_row"}, "no_such_row"),
+    ):
+        file.write_text(json.dumps([{**measured[0], **changes}]))
+        assert pretune.main([str(file), "--database", str(tmp_path / "records")]) == 1
+        assert words in capsys.readouterr().err

@@ -1,0 +1,372 @@
+"""The tuning database: records by device and versions, each folder a stock MetaSchedule database."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import Trace
+from tvm.target import Target
+from tvm.tirx import PrimFunc
+
+from tvm_comfuse.schedules.apply import apply_plan, has_plan
+from tvm_comfuse.schedules.device import device_of
+from tvm_comfuse.schedules.legality import legality
+from tvm_comfuse.schedules.plan import Plan
+from tvm_comfuse.schedules.spec import analyze
+from tvm_comfuse.tuning.database.binding import Binding, current_versions
+from tvm_comfuse.tuning.database.files import DatabaseError, replace_file
+from tvm_comfuse.tuning.database.record import Accuracy, Evidence, Record, Shape, plan_text, workload_of
+from tvm_comfuse.tuning.database.store import RECORDS, WORKLOADS, Entry, Store, workload_line, write_stock
+
+#: at the top of a database, so that no other folder is taken for one
+MARKER = "comfuse_database.json"
+FORMAT = 1
+
+
+class Database:
+    """Tuning records in a folder, read and written by any number of processes at a time.
+
+    Use `open`.  Every question is answered from what the files say at that moment.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False):
+        self.path = path
+        self.read_only = read_only
+        self._stores: dict[str, Store] = {}
+        self._read: dict[str, tuple[Any, list[Record]]] = {}
+
+    @staticmethod
+    def open(path: str | Path, *, create: bool = True, read_only: bool = False) -> Database:
+        """The database at a path; a new one if there is nothing and `create` says so.
+
+        read_only  take no lock, write nothing, repair nothing: for folders of an installed package
+        Torn lines of a killed writer are repaired at the first look at their folder, with a TornLineWarning.
+        Raises DatabaseError for a folder that is something else.
+        """
+        path = Path(path)
+        marker = path / MARKER
+        if not marker.exists():
+            _check_new(path, create and not read_only)
+            path.mkdir(parents=True, exist_ok=True)
+            replace_file(marker, [json.dumps({"format": FORMAT})])
+        _check_format(marker)
+        return Database(path, read_only=read_only)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def bindings(self) -> list[Binding]:
+        """Of all folders there are, in order of their names."""
+        found = []
+        for folder in sorted(self.path.iterdir()):
+            if folder.is_dir() and ((folder / WORKLOADS).exists() or (folder / RECORDS).exists()):
+                device, _, rest = folder.name.partition(".kernel")
+                kernel, _, tvm_release = rest.partition(".tvm")
+                found.append(Binding(device, kernel, tvm_release))
+        return found
+
+    def records(self, target: Target | None = None) -> list[Record]:
+        """Records for a target and the versions of this process, or all there are; also those not believed."""
+        bindings = [Binding.of(target)] if target is not None else self.bindings()
+        return [record for binding in bindings for record in self._records(binding)]
+
+    def query(self, func: PrimFunc, target: Target, rows: int | None = None) -> Record | None:
+        """The fastest believed record of this very function (up to names) on this device; None without one.
+
+        func  canonical, not scheduled
+        rows  where M is symbolic, the number of rows to be good at: of the records' buckets the nearest is taken;
+              the largest one if None
+        """
+        near = self.answers(Shape.of(analyze(func)), target)
+        wanted = workload_module(func)
+        # compared, not hashed: TVM's structural hash was seen to differ for equal expressions
+        lines = {line for line in {record.entry.workload for record in near} if is_workload(line, wanted)}
+        return fastest(in_bucket([record for record in near if record.entry.workload in lines], rows))
+
+    def answers(self, shape: Shape, target: Target) -> list[Record]:
+        """Believed records for a target of clusters with this shape.  They may still differ in constants."""
+        return [record for record in self.believed(target) if _evidence(record).shape == shape]
+
+    def believed(self, target: Target) -> list[Record]:
+        """All records that may answer questions for a target."""
+        return [record for record in self._records(Binding.of(target)) if not record.doubt]
+
+    def directory(self, target: Target) -> Path:
+        """The folder of a target's records: what MetaScheduleApplyDatabase takes as its work_dir."""
+        return self.path / Binding.of(target).folder
+
+    def to_stock(self, target: Target) -> Any:
+        """A MetaSchedule database in memory with the believed records for a target, for ``with target, database:``.
+
+        Raises DatabaseError if a record cannot be read.
+        """
+        database = ms.database.MemoryDatabase()
+        for record in self.believed(target):
+            workload = database.commit_workload(record.module)
+            database.commit_tuning_record(record.stock(workload))
+        return database
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        func: PrimFunc,
+        schedule: Plan | Trace,
+        run_secs: Sequence[float],
+        target: Target,
+        *,
+        accuracy: Accuracy,
+        rows: int | None = None,
+        versions: Mapping[str, str] | None = None,
+        time: datetime | None = None,
+        device_name: str = "",
+        commit: str = "",
+        label: str = "",
+    ) -> Record:
+        """Add a measured schedule of a function; when this returns, it is on the disk.
+
+        func      canonical, not scheduled
+        schedule  the plan, or the trace of a schedule of the function that ends with a plan
+        run_secs  seconds of a call, one or more measurements
+        rows      of the measured call; needed where M is symbolic
+        versions  those that made the kernel, if not those of this process
+        The rest goes into the Evidence.  Raises DatabaseError for a record that is not to be believed: wrong results,
+        no time, a plan that is not legal on the device; LoweringError if func is not canonical.
+        """
+        self._check_writable()
+        spec = analyze(func)
+        if accuracy.passed is False:
+            found = f"error {accuracy.error:.3g}, allowed {accuracy.allowed:.3g}"
+            raise DatabaseError("a schedule whose results were found right", found, "do not keep it")
+        rows = spec.m if rows is None else rows
+        if rows is None:
+            raise DatabaseError("the measured rows of a function with a symbolic M", "none", "pass rows=")
+        module = workload_module(func)
+        stock = ms.database.TuningRecord(
+            trace_of(module, schedule),
+            ms.database.Workload(module),
+            [float(value) for value in run_secs],
+            target,
+            arguments(module["main"], rows),
+        )
+        versions = dict(versions or current_versions())
+        binding = Binding.of(target, versions)
+        payload = stock.as_json()
+        evidence = Evidence(
+            device=binding.device,
+            shape=Shape.of(spec),
+            rows=rows,
+            plan=_plan_of_payload(payload),
+            accuracy=accuracy,
+            versions=versions,
+            time=(time or datetime.now(timezone.utc)).isoformat(timespec="seconds"),
+            device_name=device_name,
+            commit=commit,
+            label=label,
+        )
+        entry = Entry(workload_line(list(stock.workload.as_json())), payload, "", evidence.to_dict())
+        record = Record(binding, entry)
+        self._check_record(record, spec, target)
+        return self._write(record)
+
+    def merge(self, source: Database) -> tuple[int, int]:
+        """Copy the records of another database; returns how many were new, and how many were left out.
+
+        Left out are records that are not believed: copying would make them look as if they had been measured here.
+        """
+        self._check_writable()
+        known = {record.entry.key for record in self.records()}
+        added = refused = 0
+        for record in source.records():
+            if record.doubt:
+                refused += 1
+            # an equal workload that is there may have other names, and then the record another key
+            elif record.entry.key not in known and self._write(record, known).entry.key not in known:
+                added += 1
+        return added, refused
+
+    def prune(self, keep: int = 1, *, stale: bool = False) -> int:
+        """Keep the `keep` fastest believed records of each workload and bucket; returns how many were dropped.
+
+        stale  remove the folders of other versions altogether
+        Raises DatabaseError.
+        """
+        self._check_writable()
+        if keep < 1:
+            raise DatabaseError("at least one record to keep of each workload", str(keep), "delete the folder instead")
+        dropped = 0
+        for binding in self.bindings():
+            if stale and not binding.is_current:
+                dropped += len(self._records(binding))
+                shutil.rmtree(self.path / binding.folder)
+                self._stores.pop(binding.folder, None)
+                continue
+            dropped += self._store(binding).keep(_best_of(binding, keep))
+        return dropped
+
+    def export(self, target: Target, folder: str | Path, keep: int = 1) -> int:
+        """Write a stock database of the `keep` fastest believed records of each workload; returns their number.
+
+        Of a function with a symbolic M only the largest bucket is written: a stock reader compares times alone, and
+        fewer rows take less.  Raises DatabaseError if there is a database already.
+        """
+        chosen: list[Record] = []
+        for group in grouped(self.believed(target), lambda record: record.entry.workload):
+            chosen += sorted(in_bucket(group, None), key=lambda record: record.seconds)[:keep]
+        write_stock(Path(folder), [record.entry for record in chosen])
+        return len(chosen)
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _write(self, record: Record, known: Container[str] = ()) -> Record:
+        entry, evidence, store = record.entry, record.entry.evidence, self._store(record.binding)
+        assert evidence is not None  # what is believed has some
+        return Record(record.binding, store.commit(entry.workload, entry.payload, evidence, same_workload, known))
+
+    def _check_record(self, record: Record, spec: Any, target: Target) -> None:
+        """Raises DatabaseError for a record that would not be believed or whose plan is not legal."""
+        device = device_of(target)
+        if device is not None:
+            if record.plan is None:
+                raise DatabaseError(f"a schedule with a plan for {device.name}", "none", "use apply_plan")
+            refusals = legality(record.plan, spec, device)
+            if refusals:
+                raise DatabaseError(f"a plan that is legal on {device.name}", str(refusals[0]), "do not keep it")
+        if record.doubt:
+            raise DatabaseError("a record that can be believed", record.doubt, "measure it again")
+
+    def _check_writable(self) -> None:
+        if self.read_only:
+            raise DatabaseError("a database to write to", f"{self.path}, opened to read", "open another one")
+
+    def _store(self, binding: Binding) -> Store:
+        if binding.folder not in self._stores:
+            self._stores[binding.folder] = Store(self.path / binding.folder, read_only=self.read_only)
+        return self._stores[binding.folder]
+
+    def _records(self, binding: Binding) -> list[Record]:
+        """The records of a folder; parsed again only after a change."""
+        if not (self.path / binding.folder).is_dir():
+            return []
+        store = self._store(binding)
+        state, records = self._read.get(binding.folder, (None, []))
+        if state is None or state != store.state():
+            # the state from before: what is written meanwhile is read the next time
+            state = store.state()
+            records = [Record(binding, entry) for entry in store.entries()]
+            self._read[binding.folder] = state, records
+        return records
+
+
+def workload_module(func: PrimFunc) -> tvm.IRModule:
+    """The module under which MetaSchedule knows a function of a Relax module.  Raises DatabaseError if it is scheduled."""
+    if has_plan(func):
+        raise DatabaseError("a function before scheduling", "one with a plan", "use FuseClusters() without a schedule")
+    return tvm.get_global_func("tvm.s_tir.meta_schedule.normalize_mod")(func.with_attr("global_symbol", "main"))
+
+
+def trace_of(module: tvm.IRModule, schedule: Plan | Trace) -> Trace:
+    """The trace that schedules the workload; a given one is replayed once, to be sure that it can be."""
+    sch = s_tir.Schedule(module, debug_mask="all")
+    if isinstance(schedule, Plan):
+        apply_plan(sch, schedule)
+        return sch.trace
+    try:
+        schedule.apply_to_schedule(sch, remove_postproc=False)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise DatabaseError("a trace of a schedule of the function", str(error), "trace the unscheduled one") from error
+    return schedule
+
+
+def arguments(func: PrimFunc, rows: int) -> list[Any]:
+    """MetaSchedule's description of the parameters, a symbolic M taken as `rows`."""
+    described = []
+    for param in func.params:
+        shape = [int(extent) if isinstance(extent, tvm.tirx.IntImm) else rows for extent in param.shape]
+        described.append(ms.arg_info.TensorInfo(param.dtype, shape))
+    return described
+
+
+def same_workload(left: str, right: str) -> bool:
+    """Whether two workload lines hold equal modules, whatever their variables are called."""
+    return left == right or is_workload(left, workload_of(right).mod)
+
+
+def is_workload(line: str, module: tvm.IRModule) -> bool:
+    """Whether a workload line holds a module that is equal to another, whatever their variables are called."""
+    return bool(tvm_ffi.structural_equal(workload_of(line).mod, module))
+
+
+def in_bucket(records: list[Record], rows: int | None) -> list[Record]:
+    """The records whose measured rows are nearest to `rows`, by their ratio; of the most rows if None."""
+    if not records:
+        return []
+    buckets = sorted({_evidence(record).rows for record in records}, reverse=True)
+    best = buckets[0] if rows is None else min(buckets, key=lambda bucket: abs(math.log(bucket / rows)))
+    return [record for record in records if _evidence(record).rows == best]
+
+
+def fastest(records: list[Record]) -> Record | None:
+    """The record with the smallest time; of equal ones the oldest."""
+    return min(records, key=lambda record: record.seconds, default=None)
+
+
+def grouped(records: Iterable[Record], key: Callable[[Record], Any]) -> list[list[Record]]:
+    """Records with equal keys together, in order."""
+    groups: dict[Any, list[Record]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return list(groups.values())
+
+
+def _best_of(binding: Binding, keep: int) -> Callable[[list[Entry]], list[Entry]]:
+    def choose(entries: list[Entry]) -> list[Entry]:
+        believed = [record for record in (Record(binding, entry) for entry in entries) if not record.doubt]
+        kept: list[Record] = []
+        for group in grouped(believed, lambda record: (record.entry.workload, _evidence(record).rows)):
+            kept += sorted(group, key=lambda record: record.seconds)[:keep]
+        return [record.entry for record in kept]
+
+    return choose
+
+
+def _plan_of_payload(payload: Any) -> Plan | None:
+    text = plan_text(payload[0])
+    return None if text is None else Plan.from_json(text)
+
+
+def _evidence(record: Record) -> Evidence:
+    assert record.evidence is not None  # only asked of believed records
+    return record.evidence
+
+
+def _check_new(path: Path, create: bool) -> None:
+    """Raises DatabaseError unless a database may be made at a path."""
+    if (path / WORKLOADS).exists() or (path / RECORDS).exists():
+        if path.parent.joinpath(MARKER).exists():
+            raise DatabaseError("a tuning database", f"{path}, one folder of it", f"open {path.parent}")
+        found = f"a database of stock MetaSchedule at {path}, whose records name no versions and no checked results"
+        raise DatabaseError("a tuning database of tvm_comfuse", found, "tune again; stock TVM still reads it")
+    # another process may be making the same database
+    if path.exists() and (not path.is_dir() or any(not each.name.startswith(MARKER) for each in path.iterdir())):
+        raise DatabaseError("a tuning database or an empty folder", f"something else at {path}", "check the path")
+    if not create:
+        raise DatabaseError("an existing tuning database", f"nothing at {path}", "check the path")
+
+
+def _check_format(marker: Path) -> None:
+    try:
+        found = json.loads(marker.read_text()).get("format")
+    except (OSError, ValueError, AttributeError) as error:
+        raise DatabaseError(f"a readable {marker}", str(error), "restore the file") from error
+    if found != FORMAT:
+        raise DatabaseError(f"a database of format {FORMAT}", f"format {found} at {marker}", "use its tvm_comfuse")

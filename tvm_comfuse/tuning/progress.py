@@ -1,0 +1,79 @@
+"""How far a search has come with each task."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from tvm_comfuse.schedules.choose import default_plan
+from tvm_comfuse.schedules.cost import estimate
+from tvm_comfuse.schedules.device import Device
+from tvm_comfuse.schedules.plan import Plan
+from tvm_comfuse.tuning.build import Built
+from tvm_comfuse.tuning.record import Record
+from tvm_comfuse.tuning.space import Space
+from tvm_comfuse.tuning.task import Task
+
+
+@dataclass(eq=False)
+class Candidate:
+    """One trial: the plan, MetaSchedule's candidate of it, and what became of it (reason: "" or a word; None until known)."""
+
+    plan: Plan
+    measure: Any
+    built: Built = field(default_factory=Built)
+    seconds: tuple[float, ...] = ()
+    reason: str | None = None
+    failure: str = ""
+
+
+@dataclass(eq=False)
+class Progress:
+    """One task.
+
+    context, strategy  MetaSchedule's
+    best               the fastest record, also of an earlier search
+    default_us         the default plan's time
+    trials             candidates proposed in this search
+    since_best         candidates measured since `best`
+    failures           candidates that failed, by reason
+    reference          library of the default plan: "" if it failed, None until it is built and measured
+    baseline_us        its time in the first search: what all others are corrected to
+    waiting            candidates that are built and wait for the reference
+    batches            candidates on their way, batch by batch
+    """
+
+    task: Task
+    space: Space
+    context: Any
+    strategy: Any
+    best: Record | None = None
+    default_us: float | None = None
+    trials: int = 0
+    since_best: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    finished: bool = False
+    reference: str | None = None
+    baseline_us: float | None = None
+    waiting: list[Candidate] = field(default_factory=list)
+    batches: list[list[Candidate]] = field(default_factory=list)
+
+    @cached_property
+    def default(self) -> Plan:
+        """The plan without tuning."""
+        plan = default_plan(self.task.spec, self.space.device)
+        assert isinstance(plan, Plan)  # the task has a space, so it has a plan
+        return plan
+
+    @property
+    def us(self) -> float:
+        """The best time, or the estimate of the default plan."""
+        device: Device = self.space.device
+        return self.best.us if self.best is not None else estimate(self.default, self.task.spec, device).total
+
+    @property
+    def in_flight(self) -> int:
+        """Candidates on their way."""
+        return sum(candidate.reason is None for batch in self.batches for candidate in batch)
