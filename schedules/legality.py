@@ -364,11 +364,11 @@ def deferral(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]
             "place every operand and output in global memory, or set defer to false",
         )
     slots = math.ceil(spec.k / plan.tile_k)
-    if spec.reductions and slots < least_slots(plan, spec):
+    if slots < least_slots(plan):
         yield Refusal(
             "defer-slots",
             "a main loop must have a slot for each part of the deferred work, and some for the partials to arrive",
-            {"K": spec.k, "slots": slots, "needed": least_slots(plan, spec)},
+            {"K": spec.k, "slots": slots, "needed": least_slots(plan)},
             "set defer to false",
         )
 

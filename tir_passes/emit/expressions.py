@@ -7,6 +7,7 @@ are replaced, and each load is bound to where the kernel holds the value.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -21,28 +22,100 @@ _NAMES = "Add Sub Mul Div Mod FloorDiv FloorMod Min Max EQ NE LT LE GT GE And Or
 BINARY = tuple(getattr(tirx, name) for name in _NAMES.split())
 
 
-def rebind(
-    expr: Expr,
-    variables: dict[Any, Expr],
-    load: Callable[[Any], Expr],
-    of_row: Callable[[Any], bool] = lambda _: False,
-    function: Callable[[str, Expr], Expr | None] = lambda name, argument: None,
-) -> Expr:
-    """Copy of `expr`: iteration variables become their `variables`, each load becomes `load(it)`.
+@dataclass(frozen=True)
+class Binding:
+    """What the parts of an expression become.
 
-    of_row(load) tells whether a load is the same for a whole row.  Division by such a value becomes multiplication by its
-    reciprocal, one division a row instead of one an element (an IEEE division is a call, which also spills registers).
-    function(name, argument) gives what stands for a float32 function of one argument, None: the function itself.
+    variables  iteration variables
+    load       a load
+    of_row     whether a load is the same for a whole row
+    function   (name, argument) gives what stands for a float32 function of one argument, None: the function itself
+    hoist      an expression that is the same for a whole row; gives where its value is kept
+    offset     of a load: the value of the same row that its register lacks, None if nothing
+    """
+
+    variables: dict[Any, Expr]
+    load: Callable[[Any], Expr]
+    of_row: Callable[[Any], bool] = lambda _: False
+    function: Callable[[str, Expr], Expr | None] = lambda name, argument: None
+    hoist: Callable[[Expr], Expr] = lambda value: value
+    offset: Callable[[Any], Expr | None] = lambda _: None
+
+
+def rebind(expr: Expr, binding: Binding) -> Expr:
+    """Copy of `expr` with everything bound.
+
+    What is done to a value with row values only, (x - mean) * rstd, becomes one fused multiplication and addition, x * s + t,
+    with s and t hoisted: beside the tensor cores every instruction of an element counts.  Division by a row value becomes
+    multiplication by its reciprocal (an IEEE division is a call, which also spills registers).
 
     Written out here because `tvm_ffi.structural_map` corrupts memory when its callbacks return new loads (TVM 0.27).
     Raises LoweringError for a node that stages do not have.
     """
+    return _Rebinder(expr, binding).go(expr)
 
-    def go(node: Expr) -> Expr:
+
+@dataclass
+class _Affine:
+    """base * scale + shift; scale and shift are the same for a whole row, None: 1 and 0."""
+
+    base: Expr
+    scale: Expr | None = None
+    shift: Expr | None = None
+
+
+class _Rebinder:
+    def __init__(self, whole: Expr, binding: Binding):
+        self.whole, self.binding = whole, binding
+
+    def go(self, node: Expr) -> Expr:
+        if self.is_of_row(node):
+            plain = self.plain(node)
+            return plain if isinstance(node, tvm.ir.TensorLoad) else self.binding.hoist(plain)
+        if isinstance(node, (tvm.ir.TensorLoad, tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)) and _is_float32(node):
+            return self.combine(self.affine(node))
+        return self.plain(node)
+
+    def is_of_row(self, node: Expr) -> bool:
+        found = loads(node)
+        return bool(found) and all(map(self.binding.of_row, found))
+
+    def affine(self, node: Expr) -> _Affine:
         if isinstance(node, tvm.ir.TensorLoad):
-            return load(node)
+            return _Affine(self.binding.load(node), None, self.binding.offset(node))
+        if isinstance(node, (tirx.Add, tirx.Sub)) and self.is_of_row(node.b):
+            inner, amount = self.affine(node.a), self.plain(node.b)
+            return _Affine(inner.base, inner.scale, _sum(inner.shift, amount, isinstance(node, tirx.Sub)))
+        if isinstance(node, tirx.Add) and self.is_of_row(node.a):
+            inner, amount = self.affine(node.b), self.plain(node.a)
+            return _Affine(inner.base, inner.scale, _sum(inner.shift, amount, False))
+        if isinstance(node, (tirx.Mul, tirx.Div)) and self.is_of_row(node.b):
+            factor = self.plain(node.b)
+            return _scaled(self.affine(node.a), f32(1.0) / factor if isinstance(node, tirx.Div) else factor)
+        if isinstance(node, tirx.Mul) and self.is_of_row(node.a):
+            return _scaled(self.affine(node.b), self.plain(node.a))
+        return _Affine(self.plain(node))
+
+    def combine(self, value: _Affine) -> Expr:
+        hoist = self.binding.hoist
+        if value.shift is None:
+            return value.base if value.scale is None else value.base * hoist(value.scale)
+        if value.scale is None:
+            # a difference stays one: who subtracts the same hoisted value shares the instruction
+            if isinstance(value.shift, _Negative):
+                return value.base - hoist(value.shift.value)
+            return value.base + hoist(value.shift)
+        shift = -value.shift.value if isinstance(value.shift, _Negative) else value.shift
+        return value.base * hoist(value.scale) + hoist(shift)
+
+    def plain(self, node: Expr) -> Expr:
+        """Node by node; only operands may be combined."""
+        go = self.plain if self.is_of_row(node) else self.go
+        if isinstance(node, tvm.ir.TensorLoad):
+            value, offset = self.binding.load(node), self.binding.offset(node)
+            return value if offset is None else value + offset
         if isinstance(node, tirx.Var):
-            return variables.get(node, node)
+            return self.binding.variables.get(node, node)
         if isinstance(node, tirx.FloatImm):
             return f32(float(node.value)) if str(node.ty) == "float32" else node
         if isinstance(node, tirx.IntImm):
@@ -55,27 +128,45 @@ def rebind(
         if isinstance(node, tirx.Not):
             return tirx.Not(go(node.a))
         if isinstance(node, tvm.ir.Call):
-            if len(node.args) == 1 and str(node.ty) == "float32":
-                other = function(node.op.name.removeprefix("tirx."), go(node.args[0]))
-                if other is not None:
-                    return other
-            return tirx.call_intrin(str(node.ty), node.op, *[go(argument) for argument in node.args])
-        if (
-            isinstance(node, tirx.Div)
-            and str(node.ty) == "float32"
-            and loads(node.b)
-            and all(map(of_row, loads(node.b)))
-        ):
-            return go(node.a) * (f32(1.0) / go(node.b))
+            arguments = [go(argument) for argument in node.args]
+            other = None
+            if len(arguments) == 1 and _is_float32(node):
+                other = self.binding.function(node.op.name.removeprefix("tirx."), arguments[0])
+            return tirx.call_intrin(str(node.ty), node.op, *arguments) if other is None else other
         if isinstance(node, BINARY):
             return type(node)(go(node.a), go(node.b))
         raise LoweringError(
             "an expression of arithmetic, comparisons, selects and calls",
-            f"{type(node).__name__} in {expr}",
+            f"{type(node).__name__} in {self.whole}",
             "write the operator with those, or leave it out of the cluster",
         )
 
-    return go(expr)
+
+@dataclass(frozen=True)
+class _Negative:
+    """Minus a value, as long as nothing else is done to it."""
+
+    value: Expr
+
+
+def _sum(shift: Any, amount: Expr, negative: bool) -> Any:
+    if shift is None:
+        return _Negative(amount) if negative else amount
+    shift = -shift.value if isinstance(shift, _Negative) else shift
+    return shift - amount if negative else shift + amount
+
+
+def _scaled(value: _Affine, factor: Expr) -> _Affine:
+    shift = value.shift
+    if isinstance(shift, _Negative):
+        shift = _Negative(shift.value * factor)
+    elif shift is not None:
+        shift = shift * factor
+    return _Affine(value.base, factor if value.scale is None else value.scale * factor, shift)
+
+
+def _is_float32(node: Expr) -> bool:
+    return str(node.ty.dtype if hasattr(node.ty, "dtype") else node.ty) == "float32"
 
 
 def loads(expr: Expr) -> list[Any]:

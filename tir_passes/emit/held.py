@@ -18,7 +18,7 @@ class InAccumulators:
     registers_of_pair = 0
 
     def __init__(self, kernel: Any):
-        self.kernel = kernel
+        self.kernel, self.written = kernel, False
 
     def load(self, box: Expr, pairs: range) -> None:
         """Nothing to do: it is there."""
@@ -26,6 +26,12 @@ class InAccumulators:
     def read(self, place: ElementPlace, element: int) -> Expr:
         """An element."""
         return self.kernel.acc[self.kernel.fragment.accumulator(place, element)]
+
+    whole = read
+
+    def offset(self, place: ElementPlace) -> Expr | None:
+        """An element is what its register has."""
+        return None
 
     def write(self, place: ElementPlace, element: int, value: Expr) -> None:
         """Puts `value` in the element's place."""
@@ -49,22 +55,21 @@ class Parked:
         offset = self.offsets[place.row]
         operands.pack(self.words[place.row, place.chunk], low - offset, high - offset, self.dtype)
 
-    def get(self, place: ElementPlace) -> list[Expr]:
-        """Two neighbours as float32."""
-        halves = operands.unpack(self.words[place.row, place.chunk], self.dtype)
-        return [half + self.offsets[place.row] for half in halves]
+    def get(self, place: ElementPlace) -> tuple[Expr, Expr]:
+        """Two neighbours as float32, less their offset."""
+        return operands.unpack(self.words[place.row, place.chunk], self.dtype)
 
 
 class InParked:
     """Parked values, in float32 registers while their pairs of chunks are worked on."""
 
     def __init__(self, kernel: Any, parked: Parked):
-        self.kernel, self.parked = kernel, parked
+        self.kernel, self.parked, self.written = kernel, parked, False
         self.registers_of_pair = 8 * kernel.fragment.blocks
 
     def load(self, box: Expr, pairs: range) -> None:
         """Brings some pairs of chunks of a box into registers."""
-        self.first = pairs[0]
+        self.first, self.written = pairs[0], False
         fragment = self.kernel.fragment
         self.values = registers([fragment.rows, len(pairs), 2, 2], "float32", "carried")
         for place in operands.places(fragment, box, pairs):
@@ -72,8 +77,17 @@ class InParked:
                 store(self.values, value, *self._index(place, element))
 
     def read(self, place: ElementPlace, element: int) -> Expr:
-        """An element of the loaded pairs."""
+        """What the register of an element of the loaded pairs has."""
         return self.values[self._index(place, element)]
+
+    def offset(self, place: ElementPlace) -> Expr | None:
+        """What it lacks: nothing once a pass has written the carried value anew."""
+        return None if self.written else self.parked.offsets[place.row]
+
+    def whole(self, place: ElementPlace, element: int) -> Expr:
+        """An element."""
+        offset = self.offset(place)
+        return self.read(place, element) if offset is None else self.read(place, element) + offset
 
     def write(self, place: ElementPlace, element: int, value: Expr) -> None:
         """Puts `value` in its place."""

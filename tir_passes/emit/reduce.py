@@ -16,48 +16,52 @@ from tvm.script import tirx as T
 from tvm_comfuse.row_reducers import IDENTITY
 from tvm_comfuse.tir_passes.emit.dsl import f32, registers, store
 from tvm_comfuse.tir_passes.emit.exchange import QUAD, Exchange
-from tvm_comfuse.tir_passes.emit.stages import COMBINE, Stages
+from tvm_comfuse.tir_passes.emit.instructions import pin
+from tvm_comfuse.tir_passes.emit.stages import COMBINE, Near, Stages
 
 Expr = Any
+#: the largest finite float32
+LARGEST = 3.4028234663852886e38
 
 
-def reduce_local(kernel: Any, stages: Stages, members: list[Any], first_actions: list[Any], number: Expr) -> None:
+def reduce_local(
+    kernel: Any, stages: Stages, members: list[Any], first_actions: list[Any], number: Expr, parked: Any = None
+) -> None:
     """The passes of one round over this part of the row; then its partials are on their way.
 
-    first_actions join the first pass.  `number` counts the exchanges of the launch.
+    first_actions join the first pass.  `number` counts the exchanges of the launch.  The last pass parks the carried value, if
+    it is to wait.
     """
-    stages.sweep([first_actions + begin(kernel, stages, firsts(members))])
-    finish(kernel, stages, firsts(members))
-    if seconds(members):
-        stages.sweep([begin(kernel, stages, seconds(members))])
-        finish(kernel, stages, seconds(members))
-    post_partials(kernel, stages, members, number)
+    firsts = [member for member in members if member.merge is None]
+    seconds = [member for member in members if member.merge is not None]
+    actions = first_actions + _begin(kernel, stages, firsts)
+    if parked is not None and not seconds:
+        for row in range(stages.fragment.rows):
+            store(parked.offsets, f32(0.0), row)
+        actions.append(stages.park(parked))
+    stages.sweep([actions])
+    _finish(kernel, stages, firsts)
+    if seconds:
+        actions = []
+        if parked is not None:
+            stages.near = _near(kernel, stages, seconds[0], parked)
+            actions.append(stages.park(parked))
+        stages.sweep([_begin(kernel, stages, seconds) + actions])
+        stages.near = None
+        _finish(kernel, stages, seconds)
+    if kernel.plan.exchange != "warp":
+        Exchange(kernel).post(number, _partials(stages, members))
 
 
-def firsts(members: list[Any]) -> list[Any]:
-    """The reductions of a round that need no row value of it."""
-    return [member for member in members if member.merge is None]
-
-
-def seconds(members: list[Any]) -> list[Any]:
-    """The reductions of a round that need what its first ones gave for this part of the row."""
-    return [member for member in members if member.merge is not None]
-
-
-def begin(kernel: Any, stages: Stages, members: list[Any]) -> list[Any]:
+def _begin(kernel: Any, stages: Stages, members: list[Any]) -> list[Any]:
     """Clears the row values; gives the actions of a pass that reduces a thread's elements."""
     for member in members:
         for row in range(stages.fragment.rows):
             store(stages.rows.of(member.block), f32(IDENTITY[member.op]), row)
-    return accumulating(kernel, stages, members)
-
-
-def accumulating(kernel: Any, stages: Stages, members: list[Any]) -> list[Any]:
-    """The actions alone, for a pass in several parts."""
     return [stages.accumulate(kernel.blocks[m.block], m.op, stages.rows.of(m.block)) for m in members]
 
 
-def finish(kernel: Any, stages: Stages, members: list[Any]) -> None:
+def _finish(kernel: Any, stages: Stages, members: list[Any]) -> None:
     """From a thread's elements to the quad's, after the pass."""
     for member in members:
         for row in range(kernel.fragment.rows):
@@ -66,10 +70,18 @@ def finish(kernel: Any, stages: Stages, members: list[Any]) -> None:
         _localise_mean(kernel, stages.rows.of(block))
 
 
-def post_partials(kernel: Any, stages: Stages, members: list[Any], number: Expr) -> None:
-    """Sends what this part of the row has."""
-    if kernel.plan.exchange != "warp":
-        Exchange(kernel).post(number, _partials(stages, members))
+def _near(kernel: Any, stages: Stages, second: Any, parked: Any) -> Near:
+    """The part's mean or maximum, which the second reduction subtracts.
+
+    0 where it is infinite or NaN: then the row value becomes neither finite by it, and a difference would lose what the parked
+    element is.
+    """
+    first = stages.rows.of(second.merge_with)
+    for row in range(stages.fragment.rows):
+        value = first[row] * f32(1.0 / kernel.spec.n) if second.merge == "moments" else first[row]
+        store(parked.offsets, T.if_then_else(T.abs(value) <= f32(LARGEST), value, f32(0.0)), row)
+        pin(parked.offsets[row])
+    return Near(second.merge, second.merge_with, parked.offsets)
 
 
 def reduce_across(kernel: Any, stages: Stages, members: list[Any], number: Expr) -> None:

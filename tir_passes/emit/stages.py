@@ -7,26 +7,24 @@ accumulate: everything of a stage that does not need a row value the pass itself
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import tvm_ffi
 from tvm.script import tirx as T
 
+from tvm_comfuse.errors import LoweringError
 from tvm_comfuse.row_reducers import IDENTITY
 from tvm_comfuse.tir_passes.emit import operands
 from tvm_comfuse.tir_passes.emit.dsl import do, f32, registers, store, u32, unrolled
-from tvm_comfuse.tir_passes.emit.expressions import read_buffers, rebind, without_cast
-from tvm_comfuse.tir_passes.emit.fragment import BOX_COLUMNS, BOX_PAIRS, ElementPlace
+from tvm_comfuse.tir_passes.emit.expressions import Binding, read_buffers, rebind, without_cast
+from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, ElementPlace
 from tvm_comfuse.tir_passes.emit.instructions import approximate, extreme, pin
 from tvm_comfuse.tir_passes.emit.staging import NO_TILE
 
 Expr = Any
 SHUFFLE_MASK = 0xFFFFFFFF
 HALF_BOX_PAIRS = BOX_PAIRS // 2
-#: lanes that share a row
-QUAD = 4
-#: the largest finite float32
-LARGEST = 3.4028234663852886e38
 #: the last register of a pair of chunks, see Fragment.matrix_offset
 LAST_MATRIX = 3
 #: how partial row values of each reduction combine
@@ -44,11 +42,13 @@ class Action:
     block   its expression is the element's value; None: the carried value itself
     apply   (place, element, value) uses the value
     finish  (box, block of rows, pair of chunks) runs once all elements of a pair of chunks are applied
+    carries  it changes the carried value
     """
 
     block: Any
     apply: Callable[[ElementPlace, int, Expr], None]
     finish: Callable[[Expr, int, int], None] | None = None
+    carries: bool = False
 
 
 @dataclass
@@ -74,11 +74,27 @@ class RowValues:
 
 @dataclass(frozen=True)
 class _Reads:
-    """What passes read: positions among the [N] and the [M, N] operands, and where the latter are if in global memory."""
+    """What passes read: positions among the [N] and the [M, N] operands, where the latter are if in global memory, and the
+    row constants of each block."""
 
     vectors: list[int]
     tiles: list[int]
     far: dict[int, operands.GlobalRows]
+    constants: dict[Any, list[Any]]
+
+
+@dataclass(frozen=True)
+class Near:
+    """Registers [rows] for what the second reduction of a pair (`merge`) subtracts, made of the row value of `first`, and that
+    parking subtracts too, so that both are one instruction."""
+
+    merge: str
+    first: str
+    offsets: Any
+
+
+def _no_input(home: Any) -> Expr:
+    raise LoweringError("an output of one value a row that needs row values only", home.name, "report this")
 
 
 class Stages:
@@ -87,6 +103,7 @@ class Stages:
     def __init__(self, kernel: Any, held: Any, rows: RowValues, columns: Any, step: Expr):
         self.kernel, self.held, self.rows, self.columns, self.step = kernel, held, rows, columns, step
         self.fragment = kernel.fragment
+        self.near: Near | None = None
 
     def sweep(self, passes: list[list[Action]]) -> None:
         """Passes over the thread's elements of the whole tile; a later one needs nothing that an earlier one makes of other
@@ -115,7 +132,39 @@ class Stages:
             for index in tiles
             if self.kernel.tiles[index].tile == NO_TILE
         }
-        return _Reads(self._positions("col", buffers), tiles, far)
+        constants = {}
+        self.held.written = False
+        for actions in passes:
+            for action in actions:
+                if action.block is not None:
+                    constants[action.block] = self._row_constants(action.block)
+            self.held.written |= any(action.carries for action in actions)
+        return _Reads(self._positions("col", buffers), tiles, far, constants)
+
+    def _row_constants(self, block: Any) -> list[Any]:
+        """What a block's expression has that is the same for a whole row: registers [rows] each, computed here, once.
+
+        They are pinned: recomputed for every element they would be an instruction each, and kept the compiler's way more.
+        """
+        cells: list[Any] = []
+        first: list[int] = []
+        for row in range(self.fragment.rows):
+            found: list[Expr] = []
+
+            def hoist(value: Expr, found: list[Expr] = found) -> Expr:
+                found.append(value)
+                return value
+
+            self._rebind(block, ElementPlace(0, 0, 0, *divmod(row, 2)), 0, lambda node: f32(0.0), hoist)
+            if row == 0:
+                first = [next(n for n, e in enumerate(found) if tvm_ffi.structural_equal(e, value)) for value in found]
+                if self.near is not None and self.near.merge == "moments":
+                    return [self.near.offsets for _ in found]
+                cells = [registers([self.fragment.rows], "float32", "of_row") for _ in found]
+            for n in sorted(set(first)):
+                store(cells[n], found[n], row)
+                pin(cells[n][row])
+        return [cells[n] for n in first]
 
     def _pairs(self, passes: list[list[Action]], box: Expr, every: range, reads: _Reads) -> None:
         """For a few pairs of chunks at a time loads, arithmetic, results."""
@@ -126,13 +175,16 @@ class Stages:
             self.held.load(box, pairs)
             for actions in passes:
                 for place in operands.places(self.fragment, box, pairs):
-                    self._apply(actions, place, inputs)
+                    self._apply(actions, place, inputs, reads)
+                self.held.written |= any(action.carries for action in actions)
 
-    def _apply(self, actions: list[Action], place: ElementPlace, inputs: operands.Inputs) -> None:
+    def _apply(self, actions: list[Action], place: ElementPlace, inputs: operands.Inputs, reads: _Reads) -> None:
         for action in actions:
             for element in range(2):
-                carried = action.block is None
-                value = self.held.read(place, element) if carried else self._value(action.block, place, element, inputs)
+                if action.block is None:
+                    value = self.held.whole(place, element)
+                else:
+                    value = self._value(action.block, place, element, inputs, reads.constants[action.block])
                 action.apply(place, element, value)
             if action.finish is not None and place.matrix == LAST_MATRIX:
                 action.finish(place.box, place.block, place.pair)
@@ -145,37 +197,58 @@ class Stages:
             if any(buffer.same_as(other) for other in buffers)
         ]
 
-    def _value(self, block: Any, place: ElementPlace, element: int, inputs: operands.Inputs | None) -> Expr:
-        """A block's expression for one element; without inputs, one that is the same for a whole row."""
+    def _value(
+        self, block: Any, place: ElementPlace, element: int, inputs: operands.Inputs, constants: list[Any]
+    ) -> Expr:
+        """A block's expression for one element."""
+        kept = iter(constants)
+
+        def input_of(home: Any) -> Expr:
+            if home.kind == "carried":
+                return self.held.read(place, element)
+            if home.kind == "tile":
+                return inputs.tile(home.index, place, element)
+            return inputs.vector(home.index, place, element)
+
+        return self._rebind(block, place, element, input_of, lambda value: next(kept)[place.row])
+
+    def _rebind(
+        self,
+        block: Any,
+        place: ElementPlace,
+        element: int,
+        input_of: Callable[[Any], Expr],
+        hoist: Callable[[Expr], Expr],
+    ) -> Expr:
         kernel = self.kernel
 
         def load(node: Any) -> Expr:
             home = kernel.home(node.source)
             if home.kind == "row_value":
+                if self.near is not None and self.near.merge == "softmax" and self.near.first == home.name:
+                    return self.near.offsets[place.row]
                 return self.rows.of(home.name)[place.row]
             if home.kind == "row":
                 return self.columns[home.index, place.row]
             if home.kind == "scalar":
                 return kernel.scalar_cells[home.index]
-            if home.kind == "carried":
-                return self.held.read(place, element)
-            assert inputs is not None
-            return (
-                inputs.tile(home.index, place, element)
-                if home.kind == "tile"
-                else inputs.vector(home.index, place, element)
-            )
+            return input_of(home)
 
         def of_row(node: Any) -> bool:
             return kernel.home(node.source).kind in ("row_value", "row", "scalar")
+
+        def offset(node: Any) -> Expr | None:
+            return self.held.offset(place) if kernel.home(node.source).kind == "carried" else None
 
         i = T.cast(kernel.global_row(self.step, place.row), str(block.i.ty.dtype))
         variables = {block.i: i}
         if block.j is not None:
             at = kernel.global_column(self.fragment.column(place)) + element
             variables[block.j] = T.cast(at, str(block.j.ty.dtype))
-        functions = {"function": approximate} if kernel.plan.fast_math else {}
-        return rebind(without_cast(block.value), variables, load, of_row, **functions)
+        binding = Binding(variables, load, of_row, hoist=hoist, offset=offset)
+        if kernel.plan.fast_math:
+            binding = replace(binding, function=approximate)
+        return rebind(without_cast(block.value), binding)
 
     def carry(self, block: Any) -> Action:
         """The carried value of a stage takes the place of the one before."""
@@ -183,7 +256,7 @@ class Stages:
         def apply(place: ElementPlace, element: int, value: Expr) -> None:
             self.held.write(place, element, value)
 
-        return Action(block, apply)
+        return Action(block, apply, carries=True)
 
     def accumulate(self, block: Any, op: str, target: Any) -> Action:
         """A reduction of the thread's own elements into target [rows], which must hold the identity."""
@@ -213,27 +286,6 @@ class Stages:
             do(put(address, *[words[i] for i in range(4)]))
 
         return Action(block, apply, finish)
-
-    def observe(self, op: str, parked: Any) -> Action:
-        """Chooses the offset of each row: what `op` makes of the thread's elements in the first box, the mean for a sum."""
-        offsets, least = parked.offsets, f32(IDENTITY[op])
-        share = 1.0 / (BOX_COLUMNS // QUAD) if op == "sum" else 1.0
-
-        def apply(place: ElementPlace, element: int, value: Expr) -> None:
-            with self.kernel.when(place.box == 0):
-                known = least if (place.pair, place.side, element) == (0, 0, 0) else offsets[place.row]
-                store(offsets, COMBINE[op](known, value * f32(share)), place.row)
-
-        def finish(box: Expr, block: int, pair: int) -> None:
-            if pair < BOX_PAIRS - 1:
-                return
-            with self.kernel.when(box == 0):
-                for row in (2 * block, 2 * block + 1):
-                    # none where it is infinite or NaN: the difference would lose what an element is
-                    usable = T.abs(offsets[row]) <= f32(LARGEST)
-                    store(offsets, T.if_then_else(usable, offsets[row], f32(0.0)), row)
-
-        return Action(None, apply, finish)
 
     def park(self, parked: Any) -> Action:
         """The carried value to the registers where it waits for row values."""
@@ -291,7 +343,7 @@ class Stages:
         """A result that has one value a row: the first lane of each quad of the first part of the row stores it."""
         kernel = self.kernel
         for row in range(self.fragment.rows):
-            value = self._value(block, ElementPlace(0, 0, 0, *divmod(row, 2)), 0, None)
+            value = self._rebind(block, ElementPlace(0, 0, 0, *divmod(row, 2)), 0, _no_input, lambda value: value)
             at = kernel.global_row(self.step, row)
             mine = T.And(self.fragment.quad_lane == 0, at < kernel.place.rows)
             with kernel.when(T.And(mine, kernel.row_part == 0)):

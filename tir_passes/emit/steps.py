@@ -17,21 +17,12 @@ from tvm_comfuse.schedules.legality import QUAD_COLUMNS
 from tvm_comfuse.schedules.split import head_blocks, last_round, tail_blocks, tail_stages
 from tvm_comfuse.schedules.timetable import EARLY_SLOTS, Part, timetable
 from tvm_comfuse.tir_passes.emit import operands, ring
-from tvm_comfuse.tir_passes.emit.dsl import Cell, do, f32, store, unrolled, when
+from tvm_comfuse.tir_passes.emit.dsl import Cell, do, unrolled, when
 from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, Fragment
 from tvm_comfuse.tir_passes.emit.held import InAccumulators, InParked, Parked
 from tvm_comfuse.tir_passes.emit.instructions import opaque
 from tvm_comfuse.tir_passes.emit.mma import Company
-from tvm_comfuse.tir_passes.emit.reduce import (
-    accumulating,
-    begin,
-    finish,
-    firsts,
-    post_partials,
-    reduce_across,
-    reduce_local,
-    seconds,
-)
+from tvm_comfuse.tir_passes.emit.reduce import reduce_across, reduce_local
 from tvm_comfuse.tir_passes.emit.stages import Action, RowValues, Stages
 
 Expr = Any
@@ -82,11 +73,7 @@ class Steps:
             stage = self.spec.stages[self.cut]
             self._outputs(stages, stage.outputs, use, late=False)
             number, members = self._round(stage, use)
-            actions = self._carry(stages, stage)
-            if self.parked is None:
-                reduce_local(self.kernel, stages, members, actions, number)
-            else:
-                self._park(stages, actions, members)
+            reduce_local(self.kernel, stages, members, self._carry(stages, stage), number, self.parked)
         return stages
 
     def row_values(self, stages: Stages, use: Expr) -> None:
@@ -164,23 +151,11 @@ class Steps:
 
     # --- beside the main loop -----------------------------------------------------------------------------------------
 
-    def _park(self, stages: Stages, actions: list[Action], members: list[Any]) -> None:
-        """The head's last pass if the rest is deferred: the carried value waits.
-
-        A round with a pair of reductions looks at differences from the first's row value; an offset near it makes them exact.
-        """
-        if seconds(members):
-            actions = [*actions, stages.observe(firsts(members)[0].op, self.parked)]
-        else:
-            for row in range(stages.fragment.rows):
-                store(self.parked.offsets, f32(0.0), row)
-        stages.sweep([[*actions, *begin(self.kernel, stages, firsts(members))], [stages.park(self.parked)]])
-
     def company(self, step: Expr, use: Expr) -> Company:
         """What runs beside a step's main loop: of the step before, the deferred part; of this step, the first operands of the
         head."""
         last = min(EARLY_SLOTS, self.kernel.geometry.k_slots) if self.kernel.early else 0
-        parts = timetable(self.kernel.plan, self.spec) if self.parked else []
+        parts = timetable(self.kernel.plan, self.spec.k) if self.parked else []
         return Company(len(parts), partial(self._beside_first, parts, step, use), last, partial(self._load_early, step))
 
     def _beside_first(self, parts: list[Part], step: Expr, use: Expr, k: Expr) -> None:
@@ -192,17 +167,7 @@ class Steps:
 
     def _deferred(self, part: Part, step: Expr, use: Expr) -> None:
         """A part of the deferred work of a step."""
-        kernel = self.kernel
-        stages = self._stages(lambda: InParked(kernel, self.parked), step)
-        number, members = self._round(self.spec.stages[self.cut], use)
-        if part.firsts:
-            finish(kernel, stages, firsts(members))
-        if part.seconds:
-            action = begin if part.seconds[0] == 0 else accumulating
-            stages.sweep_part([action(kernel, stages, seconds(members))], part.seconds)
-        if part.posts:
-            finish(kernel, stages, seconds(members))
-            post_partials(kernel, stages, members, number)
+        stages = self._stages(lambda: InParked(self.kernel, self.parked), step)
         if part.takes:
             self.row_values(stages, use)
             for output in self._tail_outputs():
@@ -216,7 +181,7 @@ class Steps:
         if self.parked is None:
             return
         with when(steps > 0):
-            for part in timetable(self.kernel.plan, self.spec):
+            for part in timetable(self.kernel.plan, self.spec.k):
                 if part.busy:
                     self._deferred(part, steps - 1, steps - 1)
 

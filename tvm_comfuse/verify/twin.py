@@ -71,7 +71,7 @@ def _columns(plan: Plan, spec: ClusterSpec) -> int:
 
 def _depth(plan: Plan, spec: ClusterSpec) -> int:
     # one slot more than the ring has: it wraps within a step; and one more than a deferred tail needs
-    enough = max(plan.pipeline_depth, least_slots(plan, spec) if plan.defer else 0) + 1
+    enough = max(plan.pipeline_depth, least_slots(plan) if plan.defer else 0) + 1
     slots = min(-(-spec.k // plan.tile_k), enough)
     return (slots - 1) * plan.tile_k + (spec.k % plan.tile_k or plan.tile_k)
 
