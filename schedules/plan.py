@@ -56,6 +56,8 @@ class Plan:
     w_resident       each CTA loads its columns of W once and keeps them in shared memory; the ring then carries x only
     mma_groups       MMA warp groups of a CTA: 2 in the cooperative layout; 2 to 4 in the pingpong layout, where more of
                      them hide stages that take longer than one main loop
+    dependent_launch start before the kernel in front in the stream has ended, and wait for it behind the prologue
+                     (programmatic dependent launch)
     """
 
     tile_m: int
@@ -76,6 +78,7 @@ class Plan:
     w_order: str = "rows"
     w_resident: bool = False
     mma_groups: int = COOPERATIVE_GROUPS
+    dependent_launch: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values."""
@@ -96,6 +99,7 @@ class Plan:
             f"{self.tile_m}x{self.tile_n}x{self.tile_k}, depth {self.pipeline_depth}, {self.layout}{groups}{resident}, "
             f"exchange {self.exchange}{cluster}, {self.ctas} CTA{'s' if self.ctas > 1 else ''}"
             f"{', quads' if self.w_order == 'quads' else ''}{', deferred' if self.defer else ''}"
+            f"{', dependent launch' if self.dependent_launch else ''}"
         )
 
     @staticmethod

@@ -39,6 +39,8 @@ ORDER_BARRIER, TURN_THREADS = 1, 2 * WARP_GROUP
 MAIL_WARP = 2
 #: attribute of a function with tags of its launch, and the tag of a cooperative one (names of TVM's runtime)
 LAUNCH_PARAMS, COOPERATIVE = "tirx.kernel_launch_params", "tirx.use_cooperative_launch"
+#: the tag of a programmatic dependent launch, as TVM's runtime spells it
+DEPENDENT = "tirx.use_programtic_dependent_launch"
 #: thread that prefetches the tensor maps: one of another warp than the thread that initialises the barriers
 PREFETCH_THREAD = 32
 
@@ -158,7 +160,8 @@ class Kernel:
 
     def _launch_tags(self) -> list[str]:
         """How the kernel is launched.  Cooperatively, all CTAs run at the same time or the launch fails."""
-        return [COOPERATIVE] if self.plan.exchange == "grid" else []
+        wanted = {COOPERATIVE: self.plan.exchange == "grid", DEPENDENT: self.plan.dependent_launch}
+        return [tag for tag, holds in wanted.items() if holds]
 
     def _parameters(self) -> None:
         self.buffers = []
@@ -229,8 +232,13 @@ class Kernel:
 
     def _prologue(self) -> None:
         """Barriers and empty mailboxes; then everybody sees them, in the whole cluster.  Nothing waits for memory here:
-        the producer begins to load right behind it."""
+        the producer begins to load right behind it.
+
+        In a dependent launch the kernel in front may still run up to here, and the next one may start.
+        """
         with when(self.cta_thread == PREFETCH_THREAD):
+            if self.plan.dependent_launch:
+                do(T.ptx.griddepcontrol.launch_dependents())
             for tensor_map in self.tensor_maps:
                 do(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
         consumers = 1 if self.geometry.pingpong else self.plan.mma_groups
@@ -253,6 +261,8 @@ class Kernel:
         self._clear_mailboxes()
         do(T.ptx.fence.proxy.async_.shared__cta())
         self._sync_all()
+        if self.plan.dependent_launch:
+            do(T.ptx.griddepcontrol.wait())
 
     def _clear_mailboxes(self) -> None:
         if self.plan.exchange not in ("cta", "cluster"):

@@ -14,13 +14,16 @@ from verified_kernels import Case, case
 
 import tvm_comfuse
 from tvm_comfuse.bench.ops import OPS
+from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.verify.dynamic import compare, random_inputs
+from tvm_comfuse.verify.faults import FAULTS
 from tvm_comfuse.verify.faults.clusters import enter_by_first
 from tvm_comfuse.verify.interpreter import Program, Result, run_together
 from tvm_comfuse.verify.reference import reference
+from tvm_comfuse.verify.static import check
 
-COOPERATIVE = "tirx.use_cooperative_launch"
+COOPERATIVE, DEPENDENT = "tirx.use_cooperative_launch", "tirx.use_programtic_dependent_launch"
 TARGET = parse_target("h200")
 ORDERS = [(0, None), (1, None), (2, "launch2"), (3, "cta0"), (4, "launch2.cta1"), (5, "w2")]
 
@@ -50,6 +53,32 @@ def test_the_tag_reaches_the_device_function(name: str, pipeline: str) -> None:
     assert {"blockIdx.x", "threadIdx.x"} <= set(tags)
     assert ("clusterCtaIdx.x" in tags) == (name == "cooperative_multicast")
     assert tags[-1] == "tirx.use_dyn_shared_memory"
+
+
+def test_a_dependent_launch_beside_a_cooperative_one() -> None:
+    tags = tags_of_device_function(case("dependent_ragged").kernel, "comfuse")
+    assert {COOPERATIVE, DEPENDENT} <= set(tags)
+    assert DEPENDENT not in tags_of_device_function(case("global_ragged").kernel, "comfuse")
+
+
+def test_a_dependent_kernel_waits_before_it_reads() -> None:
+    """In the interpreter too: every warp that reads or writes global memory has waited itself."""
+    given = case("dependent_ragged")
+    mutated = FAULTS["dependency-missing"].apply(given.kernel)
+    assert mutated is not None
+    found = {finding.code for finding in Program(mutated).run(given.inputs).findings}
+    assert "dependency-not-awaited" in found
+    # the same kernel in a launch that begins when the one in front has ended
+    plain = mutated.without_attr("tirx.kernel_launch_params")
+    assert Program(plain).run(given.inputs).findings == []
+
+
+def test_operands_of_a_dependent_kernel_are_not_taken_for_constant() -> None:
+    """The CUDA compiler turns plain loads of operands into loads of constant data, which it may move above the wait."""
+    given = case("global_ragged")
+    kernel = given.kernel.with_attr("tirx.kernel_launch_params", [DEPENDENT])
+    codes = {finding.code for finding in check(kernel, H200)}
+    assert codes == {"dependent-wait", "dependent-load"}
 
 
 def test_other_kernels_are_launched_as_ever() -> None:

@@ -52,6 +52,7 @@ PLANS = {
         BASE, tile_n=128, layout="pingpong", groups_m=1, pipeline_depth=4, w_resident=True, mma_groups=4
     ),
     "global_store": replace(BASE, store=("global",)),
+    "dependent": replace(BASE, dependent_launch=True),
 }
 
 

@@ -23,7 +23,7 @@ def test_json_round_trip() -> None:
 
 def test_optional_fields_have_defaults() -> None:
     values = PLAN.to_dict()
-    for name in ("operands", "store", "fast_math", "w_resident", "mma_groups"):
+    for name in ("operands", "store", "fast_math", "defer", "w_order", "w_resident", "mma_groups", "dependent_launch"):
         del values[name]
     assert Plan.from_dict(values) == replace(PLAN, operands=(), store=())
 

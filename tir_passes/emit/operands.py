@@ -6,6 +6,7 @@ latency for each chunk.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +35,34 @@ def fill_vectors(kernel: Any, threads: int, thread: Expr) -> None:
         with when(at < count):
             column = kernel.place.column + at
             slot = _vector_slot(at, kernel.plan.w_order == "quads")
+            # all loads first, so that they are in flight together
+            values = registers([max(len(kernel.vectors), 1)], "float32", "elements")
+            inside = column < kernel.spec.n if kernel.geometry.ragged_n else None
             for index, buffer in enumerate(kernel.vectors):
-                value = T.cast(buffer[column], "float32")
-                if kernel.geometry.ragged_n:
-                    value = T.if_then_else(column < kernel.spec.n, value, f32(0.0))
-                store(kernel.vector_views[index], value, slot)
+                _fetch(kernel, values, (index,), buffer, (column,), inside)
+            for index, view in enumerate(kernel.vector_views):
+                store(view, values[index], slot)
+
+
+def _fetch(kernel: Any, cells: Any, at: tuple[int, ...], buffer: Any, where: tuple[Expr, ...], inside: Any) -> None:
+    """cells[at] = an element of an operand as float32; zero where it is not `inside` (None: it always is).
+
+    The compiler may take an operand for constant while the kernel runs, and load it early.  In a dependent launch the kernel
+    in front may still be writing it, so the load is an instruction, which stays behind the wait.
+    """
+    if not kernel.plan.dependent_launch:
+        value = T.cast(buffer[where], "float32")
+        store(cells, value if inside is None else T.if_then_else(inside, value, f32(0.0)), *at)
+        return
+    store(cells, f32(0.0), *at)
+    with when(inside) if inside is not None else nullcontext():
+        address, dtype = buffer.ptr_to(list(where)), str(buffer.dtype)
+        if dtype == "float32":
+            do(T.ptx.ld.global_.f32(cells[at], address))
+        else:
+            bits = registers([1], "uint16", "bits")
+            do(T.ptx.ld.global_.u16(bits[0], address))
+            store(cells, unpack(u32(bits[0]), dtype)[0], *at)
 
 
 def _vector_slot(at: Expr, quads: bool) -> Expr:
@@ -52,7 +76,7 @@ def load_scalars(kernel: Any) -> Any:
     """Every [1] operand in a register."""
     cells = registers([max(len(kernel.scalars), 1)], "float32", "scalars")
     for index, buffer in enumerate(kernel.scalars):
-        store(cells, T.cast(buffer[0], "float32"), index)
+        _fetch(kernel, cells, (index,), buffer, (0,), None)
     return cells
 
 
@@ -67,8 +91,7 @@ def load_columns(kernel: Any, cells: Any, step: Expr) -> None:
         for row in range(kernel.fragment.rows):
             at = kernel.global_row(step, row)
             where = (at, 0) if len(buffer.shape) == 2 else (at,)
-            value = T.if_then_else(at < kernel.place.rows, T.cast(buffer[where], "float32"), f32(0.0))
-            store(cells, value, index, row)
+            _fetch(kernel, cells, (index, row), buffer, where, at < kernel.place.rows)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def _word(old: str, new: str) -> Any:
     """Another modifier of the cluster barrier."""
 
     def match(node: Stmt) -> bool:
-        return name_of(node) in _CLUSTER_BARRIER and any(_is_word(a, old) for a in call_of(node).args)
+        return name_of(node) in _CLUSTER_BARRIER and _says(node, old)
 
     def change(node: Stmt) -> list[Stmt]:
         args = [tvm.ir.StringImm(new) if _is_word(a, old) else a for a in call_of(node).args]
@@ -222,7 +222,17 @@ def _grid() -> None:
         "the wait for the mailboxes lets through at once",
         argument(on("mail_ready", "mbarrier_wait"), 1, lambda old: tirx.IntImm("int32", 1)),
     )
+    add(
+        "dependency-missing",
+        "static",
+        "a kernel that may start early does not wait for the one in front",
+        remove(lambda node: named("griddepcontrol")(node) and _says(node, "wait")),
+    )
     add("two-waves", "static", "more clusters are launched than run at once", _two_waves)
+
+
+def _says(node: Stmt, word: str) -> bool:
+    return any(_is_word(argument_, word) for argument_ in call_of(node).args)
 
 
 def _enters(node: Stmt) -> bool:

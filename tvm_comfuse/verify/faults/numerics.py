@@ -13,20 +13,22 @@ from tvm_comfuse.verify.rewrite import Stmt, call_of, map_exprs, name_of, rewrit
 
 
 def _masks() -> None:
-    add("mask-n-missing", "interpreter", "columns behind N count in a reduction", _without_masks("local"))
-    add("mask-vector-missing", "interpreter", "vectors are read behind N", _without_masks("shared.dyn"))
+    add("mask-n-missing", "interpreter", "columns behind N count in a reduction", _without_masks(vectors=False))
+    add("mask-vector-missing", "interpreter", "vectors are read behind N", _without_masks(vectors=True))
     add("guard-missing", "interpreter", "results are stored behind M and N", _without_guards)
     add("quad-missing", "interpreter", "partials of two of a row's four lanes are left out", _without_shuffle)
     add("part-weight", "interpreter", "a mean is weighted as if every part of a row had all its columns", _weights)
 
 
-def _without_masks(scope: str) -> Any:
+def _without_masks(vectors: bool) -> Any:
+    """Of the elements of vectors on their way to shared memory, or of everything else."""
+
     def change(node: Any) -> Any:
         masked = isinstance(node, tvm.ir.Call) and str(node.op.name) == "prim.if_then_else"
         return node.args[1] if masked and isinstance(node.args[0], tirx.LT) and _is_column(node.args[0]) else None
 
     def inside(node: Stmt) -> bool:
-        return isinstance(node, tirx.BufferStore) and str(node.buffer.scope()) == scope
+        return isinstance(node, tirx.BufferStore) and (str(node.buffer.name) == "elements") == vectors
 
     return lambda kernel: map_exprs(kernel, change, inside)
 

@@ -199,6 +199,11 @@ class Calls(Expressions):
     def ptx_barrier_cluster_wait(self, call: Expr, context: Context) -> None:
         self.emit(f"yield from ag.cluster_wait({context.argument}, 'barrier.cluster.wait')")
 
+    def ptx_griddepcontrol(self, call: Expr, context: Context) -> None:
+        """The wait for the kernel in front; that the next one may start changes nothing here."""
+        if "wait" in split(call)[1]:
+            self.emit("ag.depends = False")
+
     def ptx_fence_mbarrier_init(self, call: Expr, context: Context) -> None:
         self.emit("ag.fence_init()")
 

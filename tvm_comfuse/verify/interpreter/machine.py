@@ -24,7 +24,8 @@ POISON = 0xFF
 
 @dataclass(frozen=True)
 class Launch:
-    """Shape of a launch.  barriers: mbarriers by array, in order; shared: bytes of dynamic shared memory."""
+    """Shape of a launch.  barriers: mbarriers by array, in order; shared: bytes of dynamic shared memory; dependent: it may
+    begin before the kernel in front of it has ended."""
 
     ctas: int
     cluster: int
@@ -32,6 +33,7 @@ class Launch:
     shared: int
     barriers: dict[str, int]
     mail: dict[str, int] = field(default_factory=dict)
+    dependent: bool = False
 
 
 class Pool(Waitable):

@@ -60,6 +60,7 @@ class AsyncOps(BarrierOps):
         if self.threads(mask) != 1:
             text = f"{where}: issued by {self.threads(mask)} threads"
             self.report.add("divergence", f"{self.label}, {where}", text, threads=self.threads(mask))
+        self.reach_global(where)
         column, row = tensor_map.corner([self.one(index, mask, where) for index in at])
         ranks = [self.cta.rank] if targets is None else self._ranks(self.one(targets, mask, where), where)
         for rank in ranks:
@@ -87,6 +88,7 @@ class AsyncOps(BarrierOps):
 
     def tma_store(self, tensor_map: TensorMap, at: tuple[Any, Any], address: Any, mask: Any, where: str) -> None:
         """cp.async.bulk.tensor from shared to global memory."""
+        self.reach_global(where)
         column, row = (self.one(index, mask, where) for index in at)
         start, granules = self._box(self.cta, tensor_map, address, mask, where)
         warp = self._row(mask)

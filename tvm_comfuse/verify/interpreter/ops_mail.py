@@ -104,6 +104,7 @@ class MailOps(BarrierOps, MemoryOps):
         return [self._spread(values, lanes, mask) for values in got]
 
     def _slots(self, name: str, index: Any, mask: Any, where: str) -> tuple[Array, Array]:
+        self.reach_global(where)
         lanes = self.active(mask)
         at = np.broadcast_to(np.asarray(_pick(index, lanes)), lanes.shape).astype(np.int64)
         limit = len(self.machine.mail[name])
@@ -118,6 +119,7 @@ class MailOps(BarrierOps, MemoryOps):
         """Waits until this launch owns the slots, which a thread that `takes` them brings about once nobody does.  Gives the
         tag behind those of earlier launches."""
         yield None
+        self.reach_global(where)
         words, launch = self.machine.statics.words(name), self.machine.number
         taking = bool(self.one(takes, mask, where))
         while words[2] != launch:

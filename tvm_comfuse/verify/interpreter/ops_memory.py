@@ -84,6 +84,7 @@ class MemoryOps(State):
         self, tensor: Tensor, indices: tuple, count: int, mask: Any, where: str, dtype: Any = None
     ) -> list[Any]:
         """`count` neighbouring elements per lane; dtype: read them as words of that type instead."""
+        self.reach_global(where)
         lanes = self.active(mask)
         if not len(lanes):
             return [np.zeros(self.lanes, dtype or tensor.array.dtype)] * count
@@ -117,6 +118,7 @@ class MemoryOps(State):
         self, tensor: Tensor, indices: tuple, values: list[Any], mask: Any, where: str, dtype: Any = None
     ) -> None:
         """Neighbouring elements per lane, given as elements or as words of another type."""
+        self.reach_global(where)
         lanes = self.active(mask)
         if not len(lanes):
             return

@@ -245,9 +245,9 @@ class Program:
         shared = sum(b.size * b.item for b in dynamic)
         if len(dynamic) > 1:
             raise UnsupportedError(f"{len(dynamic)} arrays in dynamic shared memory")
-        return Launch(
-            ctas, cluster, self._extent("warp_group", 1), -(-shared // 16) * 16, barriers, mail_arrays(self.kernel)
-        )
+        mail, dependent = mail_arrays(self.kernel), self.kernel.dependent
+        groups, size = self._extent("warp_group", 1), -(-shared // 16) * 16
+        return Launch(ctas, cluster, groups, size, barriers, mail, dependent)
 
     def machine(self, report: Report, scheduler: Scheduler, statics: Statics, number: int) -> Machine:
         """The machine of launch `number` of those that run at the same time."""

@@ -43,6 +43,8 @@ class State:
         self.code: Generator[Any, None, None] = iter(())  # type: ignore[assignment]
         self.registers = machine.entry_registers
         self.cluster_generation: int | None = None
+        #: whether the kernel in front in the stream may still run
+        self.depends = machine.launch.dependent
 
     # --- who takes part -----------------------------------------------------------------------------------------------
 
@@ -87,6 +89,12 @@ class State:
                 "divergence", f"{self.label}, {where}", f"{where}: lanes disagree on an operand: {values[:4]}"
             )
         return int(values[0])
+
+    def reach_global(self, where: str) -> None:
+        """An access to global memory, which the kernel in front may still read and write until somebody waits for it."""
+        if self.depends:
+            text = f"{where}: accesses global memory before griddepcontrol.wait, and the launch is a dependent one"
+            self.report.add("dependency-not-awaited", f"{self.label}, {where}", text)
 
     # --- order --------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ from tvm import tirx
 
 from tvm_comfuse.errors import ComfuseError
 
+#: attribute with the tags of a launch, and the tag of a dependent one (names of TVM's runtime)
+LAUNCH_PARAMS, DEPENDENT = "tirx.kernel_launch_params", "tirx.use_programtic_dependent_launch"
 #: scope numbers of TVM's ScopeIdDef, as this package's kernels use them
 SCOPES = {0: "cluster", 1: "cta", 2: "rank", 3: "warp_group", 5: "warp", 6: "lane"}
 BINARY = {
@@ -91,7 +93,8 @@ class Stmt:
 @dataclass
 class Kernel:
     """params: the buffers of the parameters; host: statements before the device entry; scopes: (scope, variable, extent);
-    sources: CUDA text of the wrappers that are called, by name."""
+    sources: CUDA text of the wrappers that are called, by name; dependent: it may start before the kernel in front has
+    ended."""
 
     params: list[Buffer]
     host: list[Stmt]
@@ -99,6 +102,7 @@ class Kernel:
     scopes: list[tuple[str, Variable, int]]
     shared: list[Buffer]
     sources: dict[str, str] = field(default_factory=dict)
+    dependent: bool = False
 
 
 def read_kernel(func: tirx.PrimFunc) -> Kernel:
@@ -118,6 +122,7 @@ class _Reader:
         for param in func.params:
             self.kernel.params.append(self.buffer(param, "global"))
         self.kernel.host.extend(self.stmts(func.body))
+        self.kernel.dependent = DEPENDENT in [str(tag) for tag in (func.attrs or {}).get(LAUNCH_PARAMS, [])]
         return self.kernel
 
     # --- buffers and variables ----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from tvm_comfuse.verify.static import (
     barriers,
     cluster,
     convergence,
+    dependency,
     descriptors,
     named_barriers,
     registers,
@@ -46,6 +47,7 @@ CHECKS: dict[str, Check] = {
     "asynchronous order": lambda index, small, large, device: async_order.check(index, small),
     "cluster": lambda index, small, large, device: cluster.check(index, small),
     "residency": lambda index, small, large, device: residency.check(index, small, device),
+    "dependency": lambda index, small, large, device: dependency.check(index, small),
 }
 
 
