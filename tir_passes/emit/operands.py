@@ -6,6 +6,7 @@ latency for each chunk.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -150,7 +151,7 @@ def load(
         if index in kernel.early:
             inputs.eights[index] = kernel.early[index]
         elif reads_eights(kernel, index):
-            inputs.eights[index] = Eights(kernel, far[index].dtype, len(pairs) // 2, pairs[0])
+            inputs.eights[index] = Eights(kernel, far[index].dtype, len(pairs) // 2, box * 2 + pairs[0] // 2)
             inputs.eights[index].load(far[index], box, pairs)
         elif index in far:
             inputs.floats[index] = _load_global(kernel, far[index], box, pairs)
@@ -219,11 +220,10 @@ def reads_eights(kernel: Any, index: int) -> bool:
 class Eights:
     """Registers [rows, groups of 32 columns, 4] with what a lane has of an [M, N] operand: eight neighbours of each group.
 
-    groups, first  how many groups they hold, and the number of the pair of chunks in its box that is the first one; a
-                   whole tile if first is None
+    groups, first  how many groups they hold, and the number of the first one in the tile
     """
 
-    def __init__(self, kernel: Any, dtype: str, groups: int, first: int | None):
+    def __init__(self, kernel: Any, dtype: str, groups: int, first: Expr):
         self.fragment, self.dtype, self.first = kernel.fragment, dtype, first
         self.words = registers([kernel.fragment.rows, groups, 4], "uint32", "eights")
 
@@ -238,14 +238,18 @@ class Eights:
             with when(rows.inside(place)):
                 do(T.ptx.ld.global_.v4.u32(*[self.words[index] for index in at], rows.address(place)))
 
+    def load_groups(self, rows: GlobalRows, groups: Iterable[int]) -> None:
+        """Some groups of 32 columns, by their number in the tile."""
+        for group in groups:
+            pairs = range(group % 2 * (BOX_PAIRS // 2), (group % 2 + 1) * (BOX_PAIRS // 2))
+            self.load(rows, group // 2, pairs)
+
     def element(self, place: ElementPlace, element: int) -> Expr:
         """An element as float32."""
         return unpack(self.words[(*self._group(place), place.word)], self.dtype)[element]
 
     def _group(self, place: ElementPlace) -> tuple[int, Expr]:
-        if self.first is None:
-            return place.row, place.box * (BOX_PAIRS // 2) + place.pair // 2
-        return place.row, (place.pair - self.first) // 2
+        return place.row, place.box * 2 + place.pair // 2 - self.first
 
 
 def _load_global(kernel: Any, rows: GlobalRows, box: Expr, pairs: range) -> Any:

@@ -111,16 +111,30 @@ class Stages:
         passes = [actions for actions in passes if actions]
         if not passes:
             return
+        if self.kernel.plan.defer:
+            self.sweep_part(passes, range(2 * self.fragment.boxes))
+            return
         reads = self._reads(passes)
         with unrolled(self.fragment.boxes, "box") as box:
-            self._pairs(passes, box, range(BOX_PAIRS), reads)
+            for pairs in self._portions(range(BOX_PAIRS), reads):
+                self._pairs(passes, box, pairs, self._load(box, pairs, reads), reads)
 
     def sweep_part(self, passes: list[list[Action]], halves: Iterable[int]) -> None:
-        """As sweep, over some half boxes of the tile: 32 columns each."""
+        """As sweep, over some half boxes of the tile: 32 columns each.  What the next pairs of chunks need is asked for before
+        these are worked on."""
         passes = [actions for actions in passes if actions]
         reads = self._reads(passes)
-        for half in halves:
-            self._pairs(passes, half // 2, range(half % 2 * HALF_BOX_PAIRS, (half % 2 + 1) * HALF_BOX_PAIRS), reads)
+        work = [
+            (half // 2, pairs)
+            for half in halves
+            for pairs in self._portions(range(half % 2 * HALF_BOX_PAIRS, (half % 2 + 1) * HALF_BOX_PAIRS), reads)
+        ]
+        ahead = self._load(*work[0], reads)
+        for nth, (box, pairs) in enumerate(work):
+            inputs = ahead
+            if nth + 1 < len(work):
+                ahead = self._load(*work[nth + 1], reads)
+            self._pairs(passes, box, pairs, inputs, reads)
 
     def _reads(self, passes: list[list[Action]]) -> _Reads:
         blocks = [action.block for actions in passes for action in actions if action.block is not None]
@@ -166,17 +180,24 @@ class Stages:
                 pin(cells[n][row])
         return [cells[n] for n in first]
 
-    def _pairs(self, passes: list[list[Action]], box: Expr, every: range, reads: _Reads) -> None:
-        """For a few pairs of chunks at a time loads, arithmetic, results."""
+    def _portions(self, pairs: range, reads: _Reads) -> list[range]:
+        """Pairs of chunks, as many at a time as there are registers for what they need."""
         count = operands.pairs_in_flight(self.kernel, reads.vectors, reads.tiles, self.held.registers_of_pair)
-        for first in range(every.start, every.stop, min(count, len(every))):
-            pairs = range(first, first + min(count, len(every)))
-            inputs = operands.load(self.kernel, reads.far, box, pairs, reads.vectors, reads.tiles)
-            self.held.load(box, pairs)
-            for actions in passes:
-                for place in operands.places(self.fragment, box, pairs):
-                    self._apply(actions, place, inputs, reads)
-                self.held.written |= any(action.carries for action in actions)
+        step = min(count, len(pairs))
+        return [range(first, first + step) for first in range(pairs.start, pairs.stop, step)]
+
+    def _load(self, box: Expr, pairs: range, reads: _Reads) -> operands.Inputs:
+        return operands.load(self.kernel, reads.far, box, pairs, reads.vectors, reads.tiles)
+
+    def _pairs(
+        self, passes: list[list[Action]], box: Expr, pairs: range, inputs: operands.Inputs, reads: _Reads
+    ) -> None:
+        """Arithmetic and results of some pairs of chunks."""
+        self.held.load(box, pairs)
+        for actions in passes:
+            for place in operands.places(self.fragment, box, pairs):
+                self._apply(actions, place, inputs, reads)
+            self.held.written |= any(action.carries for action in actions)
 
     def _apply(self, actions: list[Action], place: ElementPlace, inputs: operands.Inputs, reads: _Reads) -> None:
         for action in actions:

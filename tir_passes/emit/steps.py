@@ -46,7 +46,7 @@ class Steps:
             self.rows.of(reduction.block)
         self.columns = operands.column_registers(kernel, self.rows.fragment.rows)
         self.parked = Parked(kernel, self.rows.fragment) if kernel.plan.defer else None
-        kernel.early = self._early_operands()
+        self.early, self.ahead = self._early_operands(), self._ahead_operands()
 
     # --- the parts ----------------------------------------------------------------------------------------------------
 
@@ -65,6 +65,7 @@ class Steps:
     def head(self, step: Expr, use: Expr) -> Stages:
         """All passes up to the last exchange, whose partials are on their way then."""
         stages = self._stages(lambda: InAccumulators(self.kernel), step)
+        self.kernel.early = self.early
         operands.load_columns(self.kernel, self.columns, step)
         self._await_operands(use, in_head=True)
         for stage in self.spec.stages[: self.cut]:
@@ -154,7 +155,7 @@ class Steps:
     def company(self, step: Expr, use: Expr) -> Company:
         """What runs beside a step's main loop: of the step before, the deferred part; of this step, the first operands of the
         head."""
-        last = min(EARLY_SLOTS, self.kernel.geometry.k_slots) if self.kernel.early else 0
+        last = min(EARLY_SLOTS, self.kernel.geometry.k_slots) if self.early else 0
         parts = timetable(self.kernel.plan, self.spec.k) if self.parked else []
         return Company(len(parts), partial(self._beside_first, parts, step, use), last, partial(self._load_early, step))
 
@@ -163,27 +164,40 @@ class Steps:
             for slot, part in enumerate(parts):
                 if part.busy:
                     with when(k == slot):
-                        self._deferred(part, step - 1, use - 1)
+                        self._deferred(parts, slot, step - 1, use - 1)
 
-    def _deferred(self, part: Part, step: Expr, use: Expr) -> None:
-        """A part of the deferred work of a step."""
+    def _deferred(self, parts: list[Part], slot: int, step: Expr, use: Expr) -> None:
+        """A part of the deferred work of a step; what the next part reads is asked for first."""
         stages = self._stages(lambda: InParked(self.kernel, self.parked), step)
-        if part.takes:
+        if slot + 1 < len(parts):
+            self._load_ahead(parts, slot + 1, step)
+        if parts[slot].takes:
             self.row_values(stages, use)
             for output in self._tail_outputs():
                 if output.kind == "row":
                     self._send(stages, output, use)
-        if part.tail:
-            stages.sweep_part(self._tail_passes(stages), part.tail)
+        if parts[slot].tail:
+            self.kernel.early = {index: buffers[slot % 2] for index, buffers in self.ahead.items()}
+            for buffers in self.kernel.early.values():
+                buffers.first = parts[slot].tail[0]
+            stages.sweep_part(self._tail_passes(stages), parts[slot].tail)
+
+    def _load_ahead(self, parts: list[Part], slot: int, step: Expr) -> None:
+        """The operands that a part of the tail reads from global memory."""
+        for index, buffers in self.ahead.items():
+            rows = operands.GlobalRows(self.kernel, self.kernel.tiles[index].buffer, step)
+            buffers[slot % 2].first = parts[slot].tail[0] if parts[slot].tail else 0
+            buffers[slot % 2].load_groups(rows, parts[slot].tail)
 
     def last_tail(self, steps: Expr) -> None:
         """The deferred work of the last step, which no main loop follows."""
         if self.parked is None:
             return
         with when(steps > 0):
-            for part in timetable(self.kernel.plan, self.spec.k):
+            parts = timetable(self.kernel.plan, self.spec.k)
+            for slot, part in enumerate(parts):
                 if part.busy:
-                    self._deferred(part, steps - 1, steps - 1)
+                    self._deferred(parts, slot, steps - 1, steps - 1)
 
     def _tail_passes(self, stages: Stages) -> list[list[Action]]:
         late, behind = tail_stages(self.spec)
@@ -217,12 +231,25 @@ class Steps:
         for index, operand in enumerate(kernel.tiles):
             if operands.reads_eights(kernel, index) and not soon.isdisjoint(operand.readers):
                 dtype, groups = str(operand.buffer.dtype), kernel.plan.tile_n // QUAD_COLUMNS
-                return {index: operands.Eights(kernel, dtype, groups, None)}
+                return {index: operands.Eights(kernel, dtype, groups, 0)}
         return {}
+
+    def _ahead_operands(self) -> dict[int, list[operands.Eights]]:
+        """Registers for what a part of a deferred tail reads from global memory, and for the next part."""
+        kernel = self.kernel
+        if self.parked is None:
+            return {}
+        most = max(len(part.tail) for part in timetable(kernel.plan, self.spec.k))
+        tail = tail_blocks(self.spec)
+        return {
+            index: [operands.Eights(kernel, str(operand.buffer.dtype), most, 0) for _ in range(2)]
+            for index, operand in enumerate(kernel.tiles)
+            if operands.reads_eights(kernel, index) and not tail.isdisjoint(operand.readers)
+        }
 
     def _load_early(self, step: Expr) -> None:
         stages = self._stages(lambda: InAccumulators(self.kernel), step)
-        for index, eights in self.kernel.early.items():
+        for index, eights in self.early.items():
             rows = operands.GlobalRows(self.kernel, self.kernel.tiles[index].buffer, step)
             with unrolled(stages.fragment.boxes, "box") as box:
                 eights.load(rows, box, range(BOX_PAIRS))
