@@ -100,7 +100,7 @@ class Steps:
         actions = self._carry(stages, stage)
         number, members = self._round(stage, use)
         if members:
-            reduce_local(self.kernel, stages, members, actions, [], number)
+            reduce_local(self.kernel, stages, members, actions, number)
             reduce_across(self.kernel, stages, members, number)
         else:
             stages.sweep([actions])
