@@ -64,6 +64,9 @@ class Kernel:
         self.geometry = Geometry(plan, spec)
         self.registers = role_registers(plan.mma_groups)
         self.blocks = normal_forms(func)
+        #: what a thread holds of its tile, and operands it has asked for; both are set by Steps
+        self.fragment: Any = None
+        self.early: dict[int, Any] = {}
         self.rounds = rounds(spec)
         self.staging = StagingTiles.of(spec, plan)
         values = max([len(members) for members in self.rounds], default=0)

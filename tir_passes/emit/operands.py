@@ -246,7 +246,8 @@ class Eights:
 
     def element(self, place: ElementPlace, element: int) -> Expr:
         """An element as float32."""
-        return unpack(self.words[(*self._group(place), place.word)], self.dtype)[element]
+        row, group = self._group(place)
+        return unpack(self.words[row, group, place.word], self.dtype)[element]
 
     def _group(self, place: ElementPlace) -> tuple[int, Expr]:
         return place.row, place.box * 2 + place.pair // 2 - self.first

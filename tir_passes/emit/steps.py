@@ -168,7 +168,9 @@ class Steps:
 
     def _deferred(self, parts: list[Part], slot: int, step: Expr, use: Expr) -> None:
         """A part of the deferred work of a step; what the next part reads is asked for first."""
-        stages = self._stages(lambda: InParked(self.kernel, self.parked), step)
+        parked = self.parked
+        assert parked is not None
+        stages = self._stages(lambda: InParked(self.kernel, parked), step)
         if slot + 1 < len(parts):
             self._load_ahead(parts, slot + 1, step)
         if parts[slot].takes:

@@ -66,8 +66,8 @@ class ResidentTiles:
     def wait(self, step: Expr, k: Expr) -> None:
         """In the CTA's first step: a tile that has landed is never written again.
 
-        In the pingpong layout that step is one warp group's; the named barrier that gives the turn to the other one comes
-        behind all of its waits, and so hands on what they have seen.
+        In the pingpong layout that step is one warp group's; the named barrier that gives the turn to the next one comes
+        behind all of its waits, and so hands on what they have seen; so do the turns after it.
         """
         with when(step == 0):
             ring.wait(self.full, k, 0)

@@ -95,7 +95,7 @@ def _turns() -> None:
     add(
         "order-missing",
         "static",
-        "two warp groups take turns on a ring, and nothing orders the turns",
+        "warp groups take turns on a ring, and nothing orders the turns",
         remove(_is_turn(*_ORDER)),
     )
     add("order-arrive-missing", "static", "a warp group never gives the turn", remove(_is_turn("barrier_arrive")))

@@ -37,7 +37,7 @@ class Choice:
     slots             along K; missing_depth: what the last lacks, in steps of 8
     depth             of the pipeline, less where it does not fit
     resident          W stays in shared memory, where the cluster shares none and it fits
-    groups            MMA warp groups wished for; two where more do not fit, or in the cooperative layout
+    groups            MMA warp groups wished for; fewer where they do not fit, two in the cooperative layout
     operands, stores  bit n: tensor n does not go by TMA; a float32 one never does
     """
 
@@ -80,7 +80,7 @@ def _wishes(choice: Choice, spec: ClusterSpec) -> Iterator[Plan]:
         wish = _plan(choice, spec, cluster_m)
         nowhere = {"operands": ("global",) * len(wish.operands), "store": ("global",) * len(wish.store)}
         less: list[dict[str, Any]] = [{}, {"operands": nowhere["operands"]}, nowhere]
-        counts = sorted({wish.mma_groups, COOPERATIVE_GROUPS}, reverse=True)
+        counts = range(wish.mma_groups, COOPERATIVE_GROUPS - 1, -1)
         for placement, mma_groups, w_resident in product(less, counts, sorted({wish.w_resident, False}, reverse=True)):
             for depth in range(choice.depth, MIN_DEPTH - 1, -1):
                 yield replace(wish, pipeline_depth=depth, w_resident=w_resident, mma_groups=mma_groups, **placement)

@@ -1,7 +1,7 @@
 """Warp groups that take turns on one ring need an order between their waits.
 
 A wait names the parity of a phase, so it tells only the next phase from the one before.  A warp group that skips the
-slots of the other one's step would wait for a phase further ahead, and a phase long past satisfies it.
+slots of the others' steps would wait for a phase further ahead, and a phase long past satisfies it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _ordered(index: KernelIndex, scene: Scene, uses: Uses, waiting: list[int]) -
             phases = -(-slots // uses.slots)
             text = (
                 f"warp groups {waiting} take turns on a ring of {uses.slots} slots, and nothing orders their turns: while one "
-                f"works on its {slots} slots the other waits {phases} {'phase' if phases == 1 else 'phases'} further ahead "
+                f"works on its {slots} slots the next waits {phases} {'phase' if phases == 1 else 'phases'} further ahead "
                 f"than the next one, and the parity of a phase that is over lets it through"
             )
             numbers = {"slots": uses.slots, "slots_of_a_turn": slots, "ahead": phases, "warp_groups": missing}
