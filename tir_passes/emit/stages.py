@@ -351,12 +351,13 @@ class Stages:
     def _send_eights(self, block: Any, output: Any) -> Action:
         rows = operands.GlobalRows(self.kernel, output, self.step)
         pair = registers([2], "float32", "result")
-        words = registers([2, 4], "uint32", "words")
+        # eight neighbours come from two pairs of chunks, with every block of rows in between
+        words = registers([self.fragment.rows, 4], "uint32", "words")
 
         def apply(place: ElementPlace, element: int, value: Expr) -> None:
             store(pair, value, element)
             if element == 1:
-                operands.pack(words[place.half, place.word], pair[0], pair[1], rows.dtype)
+                operands.pack(words[place.row, place.word], pair[0], pair[1], rows.dtype)
 
         def finish(box: Expr, block_of_rows: int, chunks: int) -> None:
             if chunks % 2 == 0:
@@ -364,7 +365,7 @@ class Stages:
             for half in range(2):
                 first = ElementPlace(box, chunks - 1, 0, block_of_rows, half)
                 with self.kernel.when(rows.inside(first)):
-                    do(T.ptx.st.global_.v4.u32(rows.address(first), *[words[half, word] for word in range(4)]))
+                    do(T.ptx.st.global_.v4.u32(rows.address(first), *[words[first.row, word] for word in range(4)]))
 
         return Action(block, apply, finish)
 
