@@ -46,6 +46,10 @@ MET = {
     "ragged N": 30,
     "multicast": 20,
     "resident W": 30,
+    "deferred": 30,
+    "quads": 25,
+    "fast math": 40,
+    "dependent launch": 40,
     "more MMA groups": 15,
     "tma operand": 10,
     "tma store": 40,
@@ -115,6 +119,36 @@ def run(example: Example) -> Outcome:
     assert not outcome.rejected
     assert {"interpreter", "llvm", "module"} <= set(outcome.seconds)
     return outcome
+
+
+QUADS = Choice(quads=True, stores=7, operands=7)
+
+
+@pytest.mark.parametrize("units", [2, 3])
+def test_found_two_blocks_of_rows_shared_the_words_of_eight_neighbours(units: int) -> None:
+    """tile_m 128 with w_order quads: the stores of one block of 64 rows had words of the other."""
+    example = Example(Model((Step("operand"),), (HALF,)), replace(QUADS, tile=4, units=units), 0, None, 1)
+    plan = run(example).case.plan  # type: ignore[union-attr]
+    assert (plan.tile_m, plan.w_order) == (128, "quads")
+
+
+@pytest.mark.parametrize("steps", [("layer_norm", "softmax"), ("softmax", "layer_norm"), ("layer_norm", "with_row")])
+def test_found_a_round_with_two_pairs_in_a_deferred_kernel(steps: tuple[str, str]) -> None:
+    """The second reduction of one pair had the offset that parking took from the other one."""
+    both = Model(
+        (Step(steps[0]), Step(steps[1], value=1), Step("sum", value=2), Step("earlier", value=0, other=1)),
+        (HALF, replace(HALF, value=1)),
+    )
+    choice = Choice(defer=True, parts=2, units=3, stores=7, operands=7)
+    outcome = run(Example(both, choice, seed=0, slow=None, launches=2))
+    assert outcome.case is not None
+    assert outcome.case.plan.defer  # type: ignore[union-attr]
+
+
+def test_found_tanh_of_small_numbers_on_llvm() -> None:
+    """TVM makes of it (1 - t) / (1 + t), t = exp(-2 x): right to 1e-7 of 1, not of x.  The kernel's own is held to float32."""
+    model = Model((Step("softmax"), Step("tanh"), Step("softmax"), Step("tanh")), (WIDE,))
+    run(Example(model, Choice(parts=2), seed=0, slow=None, launches=1))
 
 
 # --- what a failure leaves behind -------------------------------------------------------------------------------------

@@ -135,3 +135,20 @@ def test_every_check_runs_alone() -> None:
 def test_a_scheduled_function_is_no_kernel() -> None:
     with pytest.raises((LoweringError, tvm.error.InternalError)):
         check(case("cooperative_cta").func, H200)
+
+
+@pytest.mark.parametrize(("fault", "key"), [("quad-stride", "strides"), ("quad-part", "box")])
+def test_a_map_of_parts_must_name_each_row_once(fault: str, key: str) -> None:
+    mutated = FAULTS[fault].apply(case("quads_grid").kernel)
+    assert mutated is not None
+    found = [finding for finding in check(mutated, H200) if finding.code == "tma-parts"]
+    assert found
+    assert found[0].where == "tensor map w_map"
+    assert found[0].numbers["parts"] == [2, 4, 4]
+    assert key in found[0].numbers
+
+
+def test_two_parts_may_change_places() -> None:
+    """Each row still comes once, so only numbers tell."""
+    mutated = FAULTS["quad-strides-swapped"].apply(case("quads_grid").kernel)
+    assert check(mutated, H200) == []

@@ -30,26 +30,28 @@ def encodes(name: str) -> Match:
     return match
 
 
-def _rank(node: Stmt) -> int:
+def rank_of(node: Stmt) -> int:
+    """Dimensions of a tensor map."""
     return int(call_of(node).args[_RANK])
 
 
-def _stride(node: Stmt) -> int:
+def first_stride(node: Stmt) -> int:
     """Position of the first stride."""
-    return _RANK + 2 + _rank(node)
+    return _RANK + 2 + rank_of(node)
 
 
-def _box_columns(node: Stmt) -> int:
-    return _stride(node) + _rank(node) - 1
+def box_columns(node: Stmt) -> int:
+    """Position of the box's first extent."""
+    return first_stride(node) + rank_of(node) - 1
 
 
 def _box_rows(node: Stmt) -> int:
     """Position of the box's extent in the last dimension."""
-    return _box_columns(node) + _rank(node) - 1
+    return box_columns(node) + rank_of(node) - 1
 
 
 def _swizzle(node: Stmt) -> int:
-    return _box_rows(node) + _rank(node) + 2
+    return _box_rows(node) + rank_of(node) + 2
 
 
 def _is_product(node: Stmt) -> bool:
@@ -86,19 +88,19 @@ def _maps() -> None:
         "box-columns-half",
         "static",
         "boxes of A have half a row of the swizzle",
-        argument(encodes("a_map"), _box_columns, number(lambda columns: columns // 2)),
+        argument(encodes("a_map"), box_columns, number(lambda columns: columns // 2)),
     )
     add(
         "stride-odd",
         "static",
         "a row stride that is no multiple of 16 bytes",
-        argument(encodes("w_map"), _stride, number(lambda stride: stride + 8)),
+        argument(encodes("w_map"), first_stride, number(lambda stride: stride + 8)),
     )
     add(
         "stride-twice",
         "interpreter",
         "W is read with every second row left out",
-        argument(encodes("w_map"), _stride, number(lambda stride: 2 * stride)),
+        argument(encodes("w_map"), first_stride, number(lambda stride: 2 * stride)),
     )
     add("column-off", "static", "boxes of A begin 8 columns later", argument(_loads("a_map"), 2, lambda old: old + 8))
     add("row-off", "interpreter", "boxes of A begin one row later", argument(_loads("a_map"), 3, lambda old: old + 1))
