@@ -132,7 +132,7 @@ def test_found_two_blocks_of_rows_shared_the_words_of_eight_neighbours(units: in
     assert (plan.tile_m, plan.w_order) == (128, "quads")
 
 
-@pytest.mark.parametrize("steps", [("layer_norm", "softmax"), ("softmax", "layer_norm"), ("layer_norm", "with_row")])
+@pytest.mark.parametrize("steps", [("layer_norm", "softmax"), ("softmax", "layer_norm")])
 def test_found_a_round_with_two_pairs_in_a_deferred_kernel(steps: tuple[str, str]) -> None:
     """The second reduction of one pair had the offset that parking took from the other one."""
     both = Model(
@@ -147,8 +147,11 @@ def test_found_a_round_with_two_pairs_in_a_deferred_kernel(steps: tuple[str, str
 
 def test_found_tanh_of_small_numbers_on_llvm() -> None:
     """TVM makes of it (1 - t) / (1 + t), t = exp(-2 x): right to 1e-7 of 1, not of x.  The kernel's own is held to float32."""
-    model = Model((Step("softmax"), Step("tanh"), Step("softmax"), Step("tanh")), (WIDE,))
-    run(Example(model, Choice(parts=2), seed=0, slow=None, launches=1))
+    # twice multiplied by tanh of its mean, which is 1 / 64 and then less than 1 / 4096
+    steps = (Step("softmax"), Step("mean", other=1), Step("mean", other=1))
+    run(Example(Model(steps, (WIDE,), wide=True), Choice(), seed=0, slow=None, launches=1))
+
+
 
 
 # --- what a failure leaves behind -------------------------------------------------------------------------------------
