@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 from tvm_comfuse.refusal import Refusal
@@ -12,7 +12,7 @@ from tvm_comfuse.refusal import Refusal
 from .cost import estimate
 from .device import Device
 from .footprint import row_parts, w_part_bytes
-from .legality import MAX_CLUSTER, legality, row_length, supported
+from .legality import MAX_CLUSTER, QUAD_COLUMNS, legality, row_length, supported
 from .plan import COOPERATIVE_GROUPS, Plan
 from .spec import ClusterSpec
 
@@ -95,6 +95,27 @@ def placements(spec: ClusterSpec) -> list[tuple[tuple[str, ...], tuple[str, ...]
     return list(dict.fromkeys([(first, store), (operands, store), (no_operand, store), (no_operand, no_store)]))
 
 
+@dataclass(frozen=True)
+class Form:
+    """Where [M, N] tensors pass, in which order W's rows are taken, and whether tails are deferred."""
+
+    operands: tuple[str, ...]
+    store: tuple[str, ...]
+    w_order: str = "rows"
+    defer: bool = False
+
+
+def forms(spec: ClusterSpec, layout: str) -> list[Form]:
+    """Forms worth a look: staging tiles, and global memory in quads, which allows tails to be deferred."""
+    found = [Form(operands, store) for operands, store in placements(spec)]
+    if spec.w_layout == "NK" and spec.n % QUAD_COLUMNS == 0:
+        direct = ("global",) * len(spec.tile_operands), ("global",) * len(spec.tile_outputs)
+        found.append(Form(*direct, "quads"))
+        if layout == "cooperative" and spec.reductions:
+            found.append(Form(*direct, "quads", True))
+    return found
+
+
 def residencies(spec: ClusterSpec, cta_columns: int, cluster_m: int, device: Device) -> tuple[bool, ...]:
     """Whether W may stay in shared memory: never what a cluster shares, nor what cannot fit even without a ring."""
     possible = cluster_m == 1 and w_part_bytes(spec, cta_columns, TILE_K) < device.shared_memory
@@ -114,7 +135,7 @@ def _enumerate(spec: ClusterSpec, device: Device) -> Iterator[Plan]:
             cluster_n = math.ceil(spec.n / columns) if scope == "cluster" else 1
             resident = residencies(spec, columns, cluster_m, device)
             groups = [(stays, count) for stays in resident for count in group_counts(layout, stays)]
-            for (operands, store), (w_resident, mma_groups), depth in product(placements(spec), groups, DEPTHS):
+            for form, (w_resident, mma_groups), depth in product(forms(spec, layout), groups, DEPTHS):
                 plan = Plan(
                     tile_m=tile_m,
                     tile_n=tile_n,
@@ -127,8 +148,10 @@ def _enumerate(spec: ClusterSpec, device: Device) -> Iterator[Plan]:
                     cluster_m=cluster_m,
                     cluster_n=cluster_n,
                     ctas=1,
-                    operands=operands,
-                    store=store,
+                    operands=form.operands,
+                    store=form.store,
+                    defer=form.defer,
+                    w_order=form.w_order,
                     w_resident=w_resident,
                     mma_groups=mma_groups,
                 )

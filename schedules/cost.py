@@ -1,7 +1,9 @@
 """An estimate of a kernel's time from its plan.
 
-It ranks plans before anything is measured and says where the time goes.  Every constant has its source; the ones that
-no measurement stands behind say so.
+It ranks plans before anything is measured and says where the time goes.  Its form is what was learnt on an H200: a step takes
+the tensor cores' time (or that of the loads, if longer) plus the time to issue the stages' instructions, wherever they run;
+running them beside the tensor cores hides latencies only.  The constants are fitted to benchmarks/results/h200/forms.json;
+those that no measurement stands behind say so.
 """
 
 from __future__ import annotations
@@ -13,43 +15,58 @@ from .device import Device
 from .footprint import HALF_BYTES, dtype_bytes, resident_bytes, row_parts, slot_rows
 from .plan import Plan
 from .spec import ClusterSpec, Operand, Output, rounds
+from .split import tail_blocks
 
 #: rows assumed for a symbolic M: a batch of 16 sequences of 512
 NOMINAL_ROWS = 8192
 #: launch, barrier set-up and the first loads, before the first product
 FILL_US = 3.0
+#: SM clock under sustained load, at the board's power limit
+CLOCK_GHZ = 1.64
+#: instructions a warp scheduler issues for 32 elements; four of them share an SM's elements
+LANES = 128
+#: of the operations of a stage, those that are instructions of their own (others are fused)
+INSTRUCTIONS = 0.8
+#: operations left of a cluster that has functions, if these are approximate (the soft-capped softmax)
+APPROXIMATE = 0.6
+#: conversions of an element of a half-precision tensor: two numbers come out of a word by an instruction each, one packs two
+UNPACK, PACK = 1.0, 0.5
+#: bytes of [M, N] tensors that pass through the L1 cache or a staging tile in a cycle; a lane's two columns alone fill a
+#: quarter of what eight do (not measured by itself)
+STREAM_BYTES = {"wide": 128.0, "narrow": 32.0}
+#: the last products, and each pass that starts behind them: latencies that nothing hides
+DRAIN_US = 0.3
+PASS_US = 0.25
 #: one round of row values, until every part has them
-EXCHANGE_US = {"none": 0.0, "warp": 0.0, "cta": 1.8, "cluster": 2.1, "grid": 2.5}
-#: LayerNorm (10 operations an element, one [M, N] operand, one output): stages and exchange of a 64 x 256 tile together
-#: take 7 us beside a second warp group that does the same (benchmarks/results/h200/layouts.json, cooperative 2x1)
-STAGE_ELEMENTS = 64 * 256
-OPERATION_US = 0.19
-STREAM_US = 1.26
-#: a tensor that does not go through TMA costs address arithmetic and half-used sectors as well (a store from registers,
-#: two bytes a time, cost 13 times as much; four bytes a time are assumed to cost five)
-GLOBAL_STREAM = 5.0
-#: from a load's issue to its data, under load; slots in flight must cover it (layouts.json, pingpong at K = 4096)
-LOAD_LATENCY_US = 1.0
-#: a pingpong main loop has one warp group to keep the tensor cores busy (layouts.json, 128 x 128 tiles)
-PINGPONG_MAIN_LOOP = 1.4
-#: kernels with thread block clusters against the same without, by layout (layouts.json)
-CLUSTER_FACTOR = {"cooperative": 1.03, "pingpong": 1.09}
+EXCHANGE_US = {"none": 0.0, "warp": 0.0, "cta": 0.9, "cluster": 1.2, "grid": 1.9}
+#: a deferred tail that waits for operands of its own
+LATE_OPERAND_US = 1.2
+#: shortest time between two slots of a main loop, and from a load's issue to its data, which slots in flight must cover
+SLOT_US = 0.18
+LOAD_LATENCY_US = 0.9
+#: a wgmma of up to 128 columns reads 96 bytes a cycle or more of shared memory, where one of 256 reads 80, and TMA writes there
+NARROW_WGMMA, NARROW_COLUMNS = 1.1, 128
+#: a pingpong main loop has one warp group at a time to keep the tensor cores busy: 1.1 to 1.4 with W in the ring (forms.json
+#: with 64 rows, layouts.json with 128 x 128 tiles)
+PINGPONG_MAIN_LOOP = 1.3
+#: kernels with thread block clusters that share W against the same without
+MULTICAST_FACTOR = 1.04
 
 
 @dataclass(frozen=True)
 class Estimate:
     """Microseconds by part; ``total`` is fill + the longest of (loop, memory) + tail.
 
-    fill      before the first product, and the loads of a W that stays
+    fill      before the first product; the loads of a resident W
     product   tensor core time of the busiest SM
     loads     time its tiles need from L2; the main loop takes the longer of product and loads
-    stages    stages and stores of the busiest SM, hidden or not
+    stages    instructions and tensors of the stages of the busiest SM
     exchange  waiting for row values, hidden or not
-    exposed   the part of stages and exchange that no main loop hides
+    exposed   the part of stages and exchange that stands between main loops
     loop      main loops and exposed parts together
     memory    time to move every tensor once
     tail      stages and exchange of the last tile
-    total     sum as above, times CLUSTER_FACTOR in a cluster
+    total     sum as above, times MULTICAST_FACTOR where CTAs share W
     """
 
     fill: float
@@ -75,17 +92,20 @@ def estimate(plan: Plan, spec: ClusterSpec, device: Device) -> Estimate:
     main = max(product, loads)
     stages = stage_time(plan, spec)
     exchange = EXCHANGE_US[plan.exchange] * len(rounds(spec))
-    # In pingpong G groups do a tile each in the time of main loop, stages and exchange, unless their main loops take longer.
-    exposed = stages + exchange
+    behind = stages + _latency(plan, spec, spec.passes) + exchange
     if plan.layout == "pingpong":
-        exposed = max(0.0, (main + exposed) / plan.mma_groups - main)
-    # The last tile's stages are the tail, so they are not exposed a second time.
+        # the stages of some groups run beside the main loops of others, but each instruction takes its time
+        exposed = max(stages, (main + behind) / plan.mma_groups - main)
+    elif plan.defer:
+        tail = tail_blocks(spec)
+        exposed = stages + _latency(plan, spec, [blocks for blocks in spec.passes if not tail.issuperset(blocks)])
+    else:
+        exposed = behind
+    # the last tile's stages are the tail, so they are not exposed a second time
     loop = tiles * main + (tiles - 1) * exposed
     memory = bytes_moved(spec) / (device.hbm_gbps * 1e3)
-    tail = stages + exchange
-    # The first main loop waits for W at the pace of its loads; later ones find it there.
-    fill = FILL_US + resident_bytes(plan, spec) / _bytes_per_us(device)
-    factor = CLUSTER_FACTOR[plan.layout] if plan.cluster_m * plan.cluster_n > 1 else 1.0
+    fill = FILL_US + resident_bytes(plan, spec) / (device.l2_to_sm_gbps * 1e3 / device.sms)
+    factor = MULTICAST_FACTOR if plan.cluster_m > 1 else 1.0
     return Estimate(
         fill=fill,
         product=tiles * product,
@@ -95,8 +115,8 @@ def estimate(plan: Plan, spec: ClusterSpec, device: Device) -> Estimate:
         exposed=(tiles - 1) * exposed,
         loop=loop,
         memory=memory,
-        tail=tail,
-        total=(fill + max(loop, memory) + tail) * factor,
+        tail=behind,
+        total=(fill + max(loop, memory) + behind) * factor,
     )
 
 
@@ -117,14 +137,20 @@ def tiles_of_cta(plan: Plan, spec: ClusterSpec) -> int:
 
 
 def stage_time(plan: Plan, spec: ClusterSpec) -> float:
-    """Microseconds one warp group takes for the stages and stores of its tile."""
-    operations = sum(stage.operations for stage in spec.stages)
-    streams = 0.0
+    """Microseconds an SM takes for the instructions of a tile's stages, and to move its [M, N] tensors."""
+    rows, columns = slot_rows(plan)
+    instructions = sum(stage.operations for stage in spec.stages) * INSTRUCTIONS
+    instructions *= APPROXIMATE if plan.fast_math else 1.0
+    cycles = 0.0
     for tensor, where in zip(_streams(spec), plan.operands + plan.store, strict=True):
-        width = dtype_bytes(tensor.dtype) / HALF_BYTES
-        streams += width * (1.0 if where == "tma" else GLOBAL_STREAM)
-    share = plan.tile_m * plan.tile_n / STAGE_ELEMENTS
-    return share * (operations * OPERATION_US + streams * STREAM_US)
+        half = dtype_bytes(tensor.dtype) == HALF_BYTES
+        instructions += (UNPACK if isinstance(tensor, Operand) else PACK) * half
+        width = "wide" if where == "tma" or plan.w_order == "quads" else "narrow"
+        cycles += rows * columns * dtype_bytes(tensor.dtype) / STREAM_BYTES[width]
+    if plan.defer:
+        instructions += UNPACK + PACK
+    cycles += instructions * rows * columns / LANES
+    return cycles / (CLOCK_GHZ * 1e3)
 
 
 def bytes_moved(spec: ClusterSpec) -> int:
@@ -134,27 +160,26 @@ def bytes_moved(spec: ClusterSpec) -> int:
     return HALF_BYTES * (rows * spec.k + spec.n * spec.k) + streams * rows * spec.n
 
 
+def _latency(plan: Plan, spec: ClusterSpec, passes: list[tuple[str, ...]]) -> float:
+    """Microseconds of a tile in which neither the tensor cores nor a scheduler work: passes wait for loads and shuffles."""
+    late = plan.defer and any(not tail_blocks(spec).isdisjoint(operand.readers) for operand in spec.tile_operands)
+    return DRAIN_US + len(passes) * PASS_US + late * LATE_OPERAND_US
+
+
 def _main_loop(plan: Plan, spec: ClusterSpec, device: Device) -> tuple[float, float]:
     """Microseconds of tensor cores and of loads for one CTA tile, on one SM."""
     rows, columns = slot_rows(plan)
-    depth_of_k = math.ceil(spec.k / plan.tile_k) * plan.tile_k
+    slots = math.ceil(spec.k / plan.tile_k)
+    depth_of_k = slots * plan.tile_k
     product = 2 * rows * columns * depth_of_k / (device.dense_tflops * 1e6 / device.sms)
-    # Multicast: CTAs along M share w.  Outputs go the other way.
-    from_w = 0.0 if plan.w_resident else columns / plan.cluster_m
-    elements = (rows + from_w) * depth_of_k
-    streams = sum(dtype_bytes(operand.dtype) for operand in spec.tile_operands)
-    traffic = elements * HALF_BYTES + rows * columns * streams
-    loads = traffic / _bytes_per_us(device)
-    slots = depth_of_k / plan.tile_k
-    # With too few slots in flight each load's latency shows.
+    product *= NARROW_WGMMA if plan.tile_n <= NARROW_COLUMNS else 1.0
+    # what is shared by multicast arrives in every SM all the same
+    elements = (rows + (0 if plan.w_resident else columns)) * depth_of_k
+    loads = elements * HALF_BYTES / (device.l2_to_sm_gbps * 1e3 / device.sms)
+    # with too few slots in flight each load's latency shows
     latency = slots * LOAD_LATENCY_US / (plan.pipeline_depth - 1)
     alone = PINGPONG_MAIN_LOOP if plan.layout == "pingpong" else 1.0
-    return product * alone, max(loads * alone, latency)
-
-
-def _bytes_per_us(device: Device) -> float:
-    """What one SM takes in from L2."""
-    return device.l2_to_sm_gbps * 1e3 / device.sms
+    return product * alone, max(loads * alone, latency, slots * SLOT_US)
 
 
 def _streams(spec: ClusterSpec) -> list[Operand | Output]:

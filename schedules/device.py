@@ -45,9 +45,9 @@ class Device:
         return self.active_clusters[size - 1] if 1 <= size <= len(self.active_clusters) else 0
 
 
-#: measured on one 700 W part, driver 580: copy, occupancy query, and the bare main loop of 128 x 256 tiles less 2 us of
-#: fill (benchmarks/results/h200/prototype_grid_exchange.json).  The 11.5 TB/s of L2 is what that loop's loads reach when
-#: nothing else limits them.
+#: measured on one 700 W part, driver 580: copy, occupancy query.  The product is what the tensor cores do at 1.64 GHz, the
+#: clock under sustained load, less what main loops lose; 13.9 TB/s of L2 are 64 bytes a cycle and SM, which explains the main
+#: loops of benchmarks/results/h200/forms.json.
 H200 = Device(
     name="h200",
     sms=132,
@@ -56,8 +56,8 @@ H200 = Device(
     max_threads=1024,
     l2_bytes=60 * 1024 * 1024,
     hbm_gbps=4300.0,
-    dense_tflops=840.0,
-    l2_to_sm_gbps=11500.0,
+    dense_tflops=873.0,
+    l2_to_sm_gbps=13900.0,
     active_clusters=(132, 66, 39, 30, 22, 17, 15, 15),
     measured=True,
 )
@@ -71,8 +71,8 @@ H100 = Device(
     max_threads=1024,
     l2_bytes=_H100_L2_BYTES,
     hbm_gbps=3350.0,
-    dense_tflops=840.0,
-    l2_to_sm_gbps=11500.0,
+    dense_tflops=873.0,
+    l2_to_sm_gbps=13900.0,
     active_clusters=(132, 66, 39, 30, 22, 17, 15, 15),
     measured=False,
 )
