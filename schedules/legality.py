@@ -16,6 +16,7 @@ from .footprint import row_parts, shared_memory
 from .plan import COOPERATIVE_GROUPS, EXCHANGE_SCOPES, LAYOUTS, PLACEMENTS, W_ORDERS, Plan
 from .registers import THREADS_OF_GROUP, WGMMA_OVERHEAD, entry_registers, role_registers
 from .spec import ClusterSpec
+from .split import tail_blocks
 from .timetable import least_slots
 
 TILE_ROWS = (64, 128)
@@ -346,7 +347,7 @@ def quads(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
 
 
 def deferral(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
-    """A deferred tail needs no staging tile, has slots of the next main loop to run beside, and registers to wait in."""
+    """A deferred tail needs no staging tile and no full precision, and has slots of the next main loop to run beside."""
     if not plan.defer:
         return
     if plan.layout != "cooperative" or not spec.reductions:
@@ -363,6 +364,14 @@ def deferral(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]
             {"operands": list(plan.operands), "store": list(plan.store)},
             "place every operand and output in global memory, or set defer to false",
         )
+    for output in spec.tile_outputs:
+        if output.dtype not in MATRIX_DTYPES and output.block in tail_blocks(spec):
+            yield Refusal(
+                "defer-dtype",
+                "a deferred tail makes its outputs of values that wait in half precision",
+                {"name": output.block, "dtype": output.dtype},
+                "set defer to false, or let the model round the output to half precision",
+            )
     slots = math.ceil(spec.k / plan.tile_k)
     if slots < least_slots(plan):
         yield Refusal(

@@ -34,22 +34,23 @@ class Part:
 
 def least_slots(plan: Plan) -> int:
     """Slots that a main loop must have for a deferred part."""
-    return _wait(plan) + 1 + math.ceil(_halves(plan) / 2) + EARLY_SLOTS
+    return deferred_slots(plan.tile_n, plan.exchange)
+
+
+def deferred_slots(tile_n: int, exchange: str) -> int:
+    """The same, of what it depends on."""
+    return _wait(exchange) + 1 + math.ceil(tile_n // HALF_BOX / 2) + EARLY_SLOTS
 
 
 def timetable(plan: Plan, k: int) -> list[Part]:
     """A part for each of the first slots, for a main loop over ``k`` that has enough of them: half a box of the tail with each
     slot, or more if slots are few."""
     slots = math.ceil(k / plan.tile_k) - EARLY_SLOTS
-    halves, begin = _halves(plan), _wait(plan) + 1
+    halves, begin = plan.tile_n // HALF_BOX, _wait(plan.exchange) + 1
     spread = min(slots - begin, halves)
     tail = [Part(tail=tuple(range(halves * i // spread, halves * (i + 1) // spread))) for i in range(spread)]
     return [*[Part()] * (begin - 1), Part(takes=True), *tail]
 
 
-def _halves(plan: Plan) -> int:
-    return plan.tile_n // HALF_BOX
-
-
-def _wait(plan: Plan) -> int:
-    return 0 if plan.exchange == "warp" else EXCHANGE_SLOTS
+def _wait(exchange: str) -> int:
+    return 0 if exchange == "warp" else EXCHANGE_SLOTS

@@ -97,6 +97,60 @@ def test_a_resident_w_is_not_shared_and_has_to_fit() -> None:
         assert legality(replace(RESIDENT, ctas=60), spec, H200) == []
 
 
+QUADS = replace(GRID, operands=("global",), store=("global",), w_order="quads")
+DEFERRED = replace(QUADS, layout="cooperative", groups_m=2, defer=True)
+
+
+@pytest.mark.parametrize(
+    ("plan", "spec", "code"),
+    [
+        (QUADS, SPEC, None),
+        (replace(QUADS, cluster_m=2, ctas=128), SPEC, None),
+        (QUADS, replace(SPEC, w_layout="KN"), "quads-w"),
+        (QUADS, replace(SPEC, n=1000), "quads-w"),
+        (replace(QUADS, tile_n=64, cluster_m=4, ctas=64), SPEC, "quads-w"),
+        (replace(QUADS, operands=("tma",)), SPEC, "quads-placement"),
+        (replace(QUADS, store=("tma",)), SPEC, "quads-placement"),
+        (DEFERRED, SPEC, None),
+        (replace(DEFERRED, w_order="rows"), replace(SPEC, n=1000), None),
+        (replace(DEFERRED, w_order="rows"), replace(SPEC, w_layout="KN"), None),
+        (replace(DEFERRED, layout="pingpong", groups_m=1), SPEC, "defer-layout"),
+        (replace(DEFERRED, operands=(), exchange="none"), PLAIN, "defer-layout"),
+        (replace(DEFERRED, w_order="rows", pipeline_depth=2, operands=("tma",)), SPEC, "defer-placement"),
+        (replace(DEFERRED, w_order="rows", pipeline_depth=2, store=("tma",)), SPEC, "defer-placement"),
+        # partials travel for 3 slots, 1 takes them, 4 do two half boxes of 256 columns each, 2 bring operands
+        (DEFERRED, replace(SPEC, k=10 * 64), None),
+        (DEFERRED, replace(SPEC, k=9 * 64 + 8), None),
+        (DEFERRED, replace(SPEC, k=9 * 64), "defer-slots"),
+        (replace(DEFERRED, exchange="warp"), replace(NARROW, k=7 * 64), None),
+        (replace(DEFERRED, exchange="warp"), replace(NARROW, k=6 * 64), "defer-slots"),
+    ],
+)
+def test_what_the_order_of_w_and_a_deferred_tail_need(plan: Plan, spec, code: str | None) -> None:
+    refusals = legality(plan, spec, H200)
+    assert [refusal.code for refusal in refusals] == ([] if code is None else [code])
+    assert all(refusal.numbers and refusal.remedy for refusal in refusals)
+    # one word in the plan makes it legal
+    if code is not None:
+        remedy = {"w_order": "rows"} if code.startswith("quads") else {"defer": False, "w_order": "rows"}
+        fixed = replace(plan, **remedy)
+        assert code not in [refusal.code for refusal in legality(fixed, spec, H200)]
+
+
+def test_a_deferred_tail_makes_no_float32_output() -> None:
+    spec = analyze(EXAMPLES["gate_two_outputs"].build(16384, 1024, 1024, "bfloat16"))
+    plan = replace(DEFERRED, store=("global", "global"))
+    (refusal,) = legality(plan, spec, H200)
+    assert refusal.code == "defer-dtype"
+    assert refusal.numbers == {"name": "stage_0_out0", "dtype": "float32"}
+    halves = tuple(
+        replace(o, dtype="bfloat16") if o.dtype == "float32" and o.kind == "tile" else o for o in spec.stages[0].outputs
+    )
+    narrow = replace(spec, stages=(replace(spec.stages[0], outputs=halves), *spec.stages[1:]))
+    assert legality(plan, narrow, H200) == []
+    assert legality(replace(plan, defer=False), spec, H200) == []
+
+
 THREE = replace(RESIDENT, pipeline_depth=6, mma_groups=3)
 
 

@@ -22,7 +22,7 @@ from tvm_comfuse.schedules.footprint import BARRIERS_BYTES, shared_memory
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.spec import analyze, normal_forms
 from tvm_comfuse.target import parse_target
-from tvm_comfuse.tir_passes.emit.expressions import rebind
+from tvm_comfuse.tir_passes.emit.expressions import Binding, rebind
 from tvm_comfuse.tir_passes.kernel import Kernel
 from tvm_comfuse.tir_passes.lower import LowerClusters, lower
 from tvm_comfuse.verify.static.barriers import LOAD
@@ -179,16 +179,16 @@ def test_without_a_plan() -> None:
 def test_unknown_expression_names_it() -> None:
     value = tirx.Var("x", "float32")
     with pytest.raises(LoweringError, match="Let"):
-        rebind(tvm.tirx.Let(tirx.Var("y", "float32"), value, value), {}, lambda load: load)
+        rebind(tvm.tirx.Let(tirx.Var("y", "float32"), value, value), Binding({}, lambda load: load))
 
 
 def test_division_by_a_row_value_is_done_once_a_row() -> None:
     func = scheduled("softmax_cap", 128, 256, 64)
     block = normal_forms(func)["stage_2_out0"]
     row = tirx.const(2.0, "float32")
-    per_row = rebind(block.value.value, {}, lambda load: row, lambda load: len(load.indices) == 1)
+    per_row = rebind(block.value.value, Binding({}, lambda load: row, of_row=lambda load: len(load.indices) == 1))
     assert not isinstance(per_row, tirx.Div)
-    per_element = rebind(block.value.value, {}, lambda load: row)
+    per_element = rebind(block.value.value, Binding({}, lambda load: row))
     assert isinstance(per_element, tirx.Div)
     # both are the same number: exp(2 - 2) / 2
     for expr in (per_row, per_element):

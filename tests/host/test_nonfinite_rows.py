@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,16 @@ from tvm_comfuse.tir_passes.lower import is_cluster, lower
 from tvm_comfuse.verify.interpreter import Program
 
 M, N, K = 128, 256, 64
-#: tile_n 128: a row of N = 256 columns has two parts, in two CTAs
-PLANS = {"cooperative": BASE, "pingpong": PINGPONG}
+#: slots enough for a deferred tail
+DEEP_K = 512
+DEFERRED = replace(BASE, operands=("global",), store=("global",), defer=True)
+#: tile_n 128: a row of N = 256 columns has two parts, in two CTAs; deferred_warp has it in one
+PLANS = {
+    "cooperative": BASE,
+    "pingpong": PINGPONG,
+    "deferred": DEFERRED,
+    "deferred_warp": replace(DEFERRED, tile_n=256, exchange="warp", ctas=1),
+}
 
 
 def _maximum(v: Any) -> Any:
@@ -36,17 +45,29 @@ def _minimum(v: Any) -> Any:
     return op.min(v, -1, keepdims=True)
 
 
+def _norm(v: Any) -> Any:
+    d = op.subtract(v, op.mean(v, -1, keepdims=True))
+    variance = op.mean(op.multiply(d, d), -1, keepdims=True)
+    return op.multiply(d, op.rsqrt(op.add(variance, relax.const(np.asarray(1e-5, "float32").astype("bfloat16")))))
+
+
+def _torch_norm(v: torch.Tensor) -> torch.Tensor:
+    d = v - v.mean(-1, keepdim=True)
+    return d / (d * d).mean(-1, keepdim=True).add(1e-5).sqrt()
+
+
 OPS: dict[str, tuple[Any, Any]] = {
     "max": (_maximum, lambda v: v.amax(-1, keepdim=True)),
     "min": (_minimum, lambda v: v.amin(-1, keepdim=True)),
     "max_of_all_columns": (lambda v: op.add(v, _maximum(v)), lambda v: v + v.amax(-1, keepdim=True)),
     "softmax": (lambda v: op.nn.softmax(v, -1), lambda v: v.softmax(-1)),
+    "norm": (_norm, _torch_norm),
 }
 
 
-def _module(name: str) -> tvm.IRModule:
+def _module(name: str, k: int = K) -> tvm.IRModule:
     """OPS[name](x w + r), the sum in bfloat16 in the model and in float32 in the cluster."""
-    tensors = {"x": (M, K), "w": (K, N), "r": (M, N)}
+    tensors = {"x": (M, k), "w": (k, N), "r": (M, N)}
     x, w, r = (relax.Var(each, relax.TensorType(shape, "bfloat16")) for each, shape in tensors.items())
     builder = relax.BlockBuilder()
     with builder.function("main", [x, w, r]):
@@ -57,9 +78,10 @@ def _module(name: str) -> tvm.IRModule:
     return builder.finalize()
 
 
-def _inputs() -> list[torch.Tensor]:
+def _inputs(k: int = K) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    x, w, r = (torch.randn(shape, generator=generator).to(torch.bfloat16) for shape in ((M, K), (K, N), (M, N)))
+    x, w, r = (torch.randn(shape, generator=generator) for shape in ((M, k), (k, N), (M, N)))
+    x, w, r = (value.to(torch.bfloat16) for value in (x, w * (K / k) ** 0.5, r))
     inf = torch.inf
     # in the first column, the last, and both parts of the row; NaN before and behind larger numbers
     for row, column in ((0, 0), (1, N - 1), (2, 5), (65, 130)):
@@ -77,11 +99,15 @@ def _inputs() -> list[torch.Tensor]:
     return [x, w, r]
 
 
-def _check(name: str, out: torch.Tensor, inputs: list[torch.Tensor]) -> None:
+def _check(name: str, out: torch.Tensor, inputs: list[torch.Tensor], parked: bool = False) -> None:
+    """parked: v waits for row values in bfloat16, which is off by 2**-9 of it or of its distance from an offset, where |v| < 16;
+    an exponential by as much of itself."""
     x, w, r = (value.double() for value in inputs)
     expected = OPS[name][1](x @ w + r).to(torch.bfloat16)
     assert expected.isnan().any()
-    torch.testing.assert_close(out.float(), expected.float(), rtol=1e-2, atol=1e-6, equal_nan=True)
+    rtol, atol = (0.1, 1 / 16) if parked else (1e-2, 1e-2)
+    atol = 1e-6 if name in ("softmax", "max", "min") else atol
+    torch.testing.assert_close(out.float(), expected.float(), rtol=rtol, atol=atol, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -99,15 +125,17 @@ def test_in_the_kernel(name: str, layout: str) -> None:
     values = PLANS[layout].to_dict()
     if name in ("max", "min"):
         values["store"] = []  # row values are no tiles
-    fused, explanation = fuse(_module(name), parse_target("h200"), {"lv": Plan.from_dict(values)})
+    deferred = values["defer"]
+    k = DEEP_K if deferred else K
+    fused, explanation = fuse(_module(name, k), parse_target("h200"), {"lv": Plan.from_dict(values)})
     assert explanation.matmuls[0].fused
     (func,) = [func for _, func in fused.functions_items() if is_cluster(func)]
-    inputs = _inputs()
+    inputs = _inputs(k)
     arrays = [value.view(torch.int16).numpy().view("bfloat16") for value in inputs]
     result = Program(lower(func, "kernel")).run(arrays)
     assert not result.findings, result.findings[0]
     (out,) = result.outputs.values()
-    _check(name, torch.from_numpy(out.astype(np.float32)), inputs)
+    _check(name, torch.from_numpy(out.astype(np.float32)), inputs, deferred)
 
 
 @pytest.mark.parametrize("kind", ["max", "min"])

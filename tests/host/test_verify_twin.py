@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tvm_comfuse.schedules.apply import schedule
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.spec import analyze
+from tvm_comfuse.schedules.timetable import least_slots
 from tvm_comfuse.tir_passes.lower import lower
 from tvm_comfuse.verify.api import verify_kernel
 from tvm_comfuse.verify.dynamic import random_inputs
@@ -88,3 +90,28 @@ def test_a_kernel_is_verified() -> None:
     assert result.interleavings > 5
     assert len(result.errors) == len(analyze(scheduled(name, None, 1000, 520)).outputs)
     assert all(error <= result.allowed[output] for output, error in result.errors.items())
+
+
+DEFERRED = Plan(
+    64, 128, 64, 3, "cooperative", 2, 1, "grid", 1, 1, 128, ("global",), ("global",), defer=True, w_order="quads"
+)
+
+
+@pytest.mark.parametrize(("tile_n", "depth", "k"), [(128, 3, 9 * 64), (64, 9, 10 * 64)])
+def test_a_deferred_tail_has_the_slots_it_needs_and_a_ring_that_wraps(tile_n: int, depth: int, k: int) -> None:
+    plan = replace(DEFERRED, tile_n=tile_n, pipeline_depth=depth)
+    small = twin(scheduled("layer_norm", 16384, 1024, 4096, plan=plan), H200)
+    assert (small.plan.defer, small.plan.w_order) == (True, "quads")
+    assert small.reduced["K"] == (4096, k)
+    assert k // 64 == max(least_slots(plan), depth) + 1
+    # a step behind whose tail runs beside a main loop, and one behind whose nothing follows
+    assert small.rows == 3 * plan.cta_rows
+    assert check(lower(small.func, "twin"), H200) == []
+
+
+def test_a_deferred_kernel_is_verified() -> None:
+    func = scheduled("rms_residual", None, 1024, 1096, plan=replace(DEFERRED, fast_math=True, dependent_launch=True))
+    result = verify_kernel("deferred", func, H200, seeds=(0,))
+    assert result.passed, result.findings or result.unsupported
+    assert result.plan.defer
+    assert result.reduced["K"] == (1096, 8 * 64 + 1096 % 64)

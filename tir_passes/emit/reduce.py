@@ -47,8 +47,10 @@ def reduce_local(
             stages.near = _near(kernel, stages, seconds[0], parked)
             actions.append(stages.park(parked))
         stages.sweep([_begin(kernel, stages, seconds) + actions])
-        stages.near = None
         _finish(kernel, stages, seconds)
+        if stages.near is not None:
+            _restore_nan(kernel, stages, seconds[0], stages.near)
+        stages.near = None
     if kernel.plan.exchange != "warp":
         Exchange(kernel).post(number, _partials(stages, members))
 
@@ -82,6 +84,18 @@ def _near(kernel: Any, stages: Stages, second: Any, parked: Any) -> Near:
         store(parked.offsets, T.if_then_else(T.abs(value) <= f32(LARGEST), value, f32(0.0)), row)
         pin(parked.offsets[row])
     return Near(second.merge, second.merge_with, parked.offsets)
+
+
+def _restore_nan(kernel: Any, stages: Stages, second: Any, near: Near) -> None:
+    """A sum of exponentials is NaN if the maximum is infinite; with 0 in the maximum's place it is not.
+
+    Where partials are merged that happens there.
+    """
+    if near.merge != "softmax" or kernel.plan.exchange != "warp":
+        return
+    first, cells = stages.rows.of(near.first), stages.rows.of(second.block)
+    for row in range(stages.fragment.rows):
+        store(cells, T.if_then_else(T.abs(first[row]) <= f32(LARGEST), cells[row], f32(math.nan)), row)
 
 
 def reduce_across(kernel: Any, stages: Stages, members: list[Any], number: Expr) -> None:

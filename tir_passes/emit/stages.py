@@ -172,13 +172,21 @@ class Stages:
             self._rebind(block, ElementPlace(0, 0, 0, *divmod(row, 2)), 0, lambda node: f32(0.0), hoist)
             if row == 0:
                 first = [next(n for n, e in enumerate(found) if tvm_ffi.structural_equal(e, value)) for value in found]
-                if self.near is not None and self.near.merge == "moments":
-                    return [self.near.offsets for _ in found]
-                cells = [registers([self.fragment.rows], "float32", "of_row") for _ in found]
+                cells = [self._kept(value) for value in found]
             for n in sorted(set(first)):
+                if self.near is not None and cells[n] is self.near.offsets:
+                    continue
                 store(cells[n], found[n], row)
                 pin(cells[n][row])
         return [cells[n] for n in first]
+
+    def _kept(self, value: Expr) -> Any:
+        """Registers [rows] for what is the same for a whole row, as it is in the first one: those of `near` for the mean."""
+        if self.near is not None and self.near.merge == "moments":
+            total, one = self.rows.of(self.near.first)[0], f32(1.0 / self.kernel.spec.n)
+            if any(tvm_ffi.structural_equal(value, mean) for mean in (total * one, one * total)):
+                return self.near.offsets
+        return registers([self.fragment.rows], "float32", "of_row")
 
     def _portions(self, pairs: range, reads: _Reads) -> list[range]:
         """Pairs of chunks, as many at a time as there are registers for what they need."""
@@ -343,12 +351,13 @@ class Stages:
     def _send_eights(self, block: Any, output: Any) -> Action:
         rows = operands.GlobalRows(self.kernel, output, self.step)
         pair = registers([2], "float32", "result")
-        words = registers([2, 4], "uint32", "words")
+        # eight neighbours come from two pairs of chunks, with every block of rows in between
+        words = registers([self.fragment.rows, 4], "uint32", "words")
 
         def apply(place: ElementPlace, element: int, value: Expr) -> None:
             store(pair, value, element)
             if element == 1:
-                operands.pack(words[place.half, place.word], pair[0], pair[1], rows.dtype)
+                operands.pack(words[place.row, place.word], pair[0], pair[1], rows.dtype)
 
         def finish(box: Expr, block_of_rows: int, chunks: int) -> None:
             if chunks % 2 == 0:
@@ -356,7 +365,7 @@ class Stages:
             for half in range(2):
                 first = ElementPlace(box, chunks - 1, 0, block_of_rows, half)
                 with self.kernel.when(rows.inside(first)):
-                    do(T.ptx.st.global_.v4.u32(rows.address(first), *[words[half, word] for word in range(4)]))
+                    do(T.ptx.st.global_.v4.u32(rows.address(first), *[words[first.row, word] for word in range(4)]))
 
         return Action(block, apply, finish)
 

@@ -6,7 +6,7 @@ It knows nothing of tiles, registers and threads: what a kernel does differently
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,10 @@ from tvm import tirx
 
 from tvm_comfuse.errors import LoweringError
 from tvm_comfuse.schedules.spec import analyze, normal_forms
+from tvm_comfuse.verify.inexact import Inexact
 
 Array = np.ndarray
+EXACT = Inexact()
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     tirx.Add: operator.add,
     tirx.Sub: operator.sub,
@@ -67,11 +69,12 @@ _CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-def reference(func: tirx.PrimFunc, inputs: Sequence[Array]) -> list[Array]:
+def reference(func: tirx.PrimFunc, inputs: Sequence[Array], inexact: Inexact = EXACT) -> list[Array]:
     """The outputs in float64, in the order of the parameters.
 
-    func    canonical, scheduled or not
-    inputs  one array for each parameter before the outputs, of any float dtype
+    func     canonical, scheduled or not
+    inputs   one array for each parameter before the outputs, of any float dtype
+    inexact  what is computed less exactly
     Raises LoweringError if the function is not canonical or has an operator that is not known here.
     """
     spec, blocks = analyze(func), normal_forms(func)
@@ -79,6 +82,9 @@ def reference(func: tirx.PrimFunc, inputs: Sequence[Array]) -> list[Array]:
         param: np.asarray(array, dtype=np.float64) for param, array in zip(func.params, inputs, strict=False)
     }
     x, w = (values[param] for param in func.params[:2])
+    parking = inexact.parking
+    kept: Array | None = None
+    under: Array | None = None
     with np.errstate(all="ignore"):
         for name, block in blocks.items():
             if name == "gemm":
@@ -88,9 +94,16 @@ def reference(func: tirx.PrimFunc, inputs: Sequence[Array]) -> list[Array]:
                 block.op is None and len(block.store.buffer.shape) == 2 and _is_one(block.store.buffer.shape[1])
             )
             shape = (x.shape[0], 1 if one_column else spec.n)
-            value = np.broadcast_to(_value(block.value, values, _places(block, shape)), shape)
-            reduced = value if block.op is None else _REDUCE[block.op](value, axis=1)
-            values[block.store.buffer] = np.array(reduced, dtype=np.float64)
+            seen = values
+            if parking is not None and name in parking.readers:
+                carried = blocks[parking.block].store.buffer
+                kept = parking.kept(values[carried], under) if kept is None else kept
+                seen = {**values, carried: kept}
+            value = np.broadcast_to(_value(block.value, seen, _places(block, shape), inexact.calls), shape)
+            if parking is not None and name == parking.first:
+                under = value
+            result = value if block.op is None else _REDUCE[block.op](value, axis=1)
+            values[block.store.buffer] = np.array(result, dtype=np.float64)
     return [values[func.params[output.index]] for output in spec.outputs]
 
 
@@ -105,7 +118,9 @@ def _places(block: Any, shape: tuple[int, int]) -> dict[Any, Array]:
     return places
 
 
-def _value(expr: Any, values: dict[Any, Array], places: dict[Any, Array]) -> Any:
+def _value(
+    expr: Any, values: dict[Any, Array], places: dict[Any, Array], calls: Mapping[str, Callable[..., Any]]
+) -> Any:
     def go(node: Any) -> Any:
         if isinstance(node, tvm.ir.TensorLoad):
             return values[node.source][tuple(go(index) for index in node.indices)]
@@ -126,7 +141,7 @@ def _value(expr: Any, values: dict[Any, Array], places: dict[Any, Array]) -> Any
         if isinstance(node, tvm.ir.Call):
             name = str(node.op.name).rsplit(".", 1)[-1]
             if name in _CALLS:
-                return _CALLS[name](*map(go, node.args))
+                return calls.get(name, _CALLS[name])(*map(go, node.args))
         raise LoweringError("an operator that verify.reference knows", f"{type(node).__name__}: {node}", "add it there")
 
     return go(expr)

@@ -11,7 +11,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from tvm_comfuse.verify.static.index import accessed
+from tvm_comfuse.verify.static.index import TENSOR_LOAD, accessed
 
 Stmt = Any
 Expr = Any
@@ -135,14 +135,19 @@ _BARRIER = {
     "mbarrier_arrive_expect_tx": 0,
     "mbarrier_wait": 0,
     "comfuse_arrive_at": 1,
-    "cp_async_bulk_tensor_g2s_cluster": 4,
 }
 
 
 def barrier_of(node: Stmt) -> str:
     """Name of the barrier array an instruction works on; "" if none."""
-    position = _BARRIER.get(name_of(node))
+    position = load_barrier(node) if name_of(node) == TENSOR_LOAD else _BARRIER.get(name_of(node))
     return "" if position is None else str(accessed(call_of(node).args[position])[0].name)
+
+
+def load_barrier(node: Stmt) -> int:
+    """Position of the barrier among the arguments of a load by TMA; the mask of a multicast stands behind it."""
+    ranks = {"2d": 2, "5d": 5}
+    return 2 + next(ranks[word] for a in call_of(node).args if (word := str(getattr(a, "value", ""))) in ranks)
 
 
 def is_on(node: Stmt, barrier: str, *names: str) -> bool:

@@ -38,9 +38,14 @@ def replace(match: Match, change: Callable[[Stmt], list[Stmt]], which: int | Non
     return apply
 
 
-def argument(match: Match, position: int, value: Value, which: int | None = None) -> Apply:
-    """With another operand: value(old) -> new."""
-    return replace(match, lambda node: [with_argument(node, position, value(call_of(node).args[position]))], which)
+def argument(match: Match, position: int | Callable[[Stmt], int], value: Value, which: int | None = None) -> Apply:
+    """With another operand, at a position or where position(statement) says: value(old) -> new."""
+
+    def change(node: Stmt) -> list[Stmt]:
+        at = position if isinstance(position, int) else position(node)
+        return [with_argument(node, at, value(call_of(node).args[at]))]
+
+    return replace(match, change, which)
 
 
 def number(change: Callable[[int], int]) -> Value:

@@ -13,13 +13,12 @@ from tvm_comfuse.verify.faults.memory import LOAD
 from tvm_comfuse.verify.faults.ordering import named
 from tvm_comfuse.verify.faults.phases import on
 from tvm_comfuse.verify.faults.registry import add, fault
-from tvm_comfuse.verify.rewrite import Stmt, call_of, map_expr, map_exprs, name_of, with_args, with_extent
+from tvm_comfuse.verify.rewrite import Stmt, call_of, load_barrier, map_expr, map_exprs, name_of, with_args, with_extent
 from tvm_comfuse.verify.static.index import CTA_IN_CLUSTER, TAKE, index_of
 from tvm_comfuse.verify.static.residency import ENTER, LAUNCH_PARAMS
 
 POST = "comfuse_post_"
 _CLUSTER_BARRIER = ("barrier_cluster_arrive", "barrier_cluster_wait")
-MASK = 5
 
 
 def _barriers() -> None:
@@ -84,18 +83,22 @@ def _multicasts(node: Stmt) -> bool:
     return name_of(node) == LOAD and any(str(getattr(a, "value", "")) == "multicast::cluster" for a in call.args)
 
 
+def _mask(node: Stmt) -> int:
+    return load_barrier(node) + 1
+
+
 def _multicast() -> None:
     add(
         "mask-own",
         "static",
         "a box goes to the CTA of rank 0 only",
-        argument(_multicasts, MASK, lambda old: tirx.Cast("uint16", tirx.IntImm("uint32", 1))),
+        argument(_multicasts, _mask, lambda old: tirx.Cast("uint16", tirx.IntImm("uint32", 1))),
     )
     add(
         "mask-beyond",
         "static",
         "a multicast mask names a CTA that the cluster has not",
-        argument(_multicasts, MASK, lambda old: tirx.Cast("uint16", tirx.IntImm("uint32", 0x7))),
+        argument(_multicasts, _mask, lambda old: tirx.Cast("uint16", tirx.IntImm("uint32", 0x7))),
     )
     add(
         "release-own-only",

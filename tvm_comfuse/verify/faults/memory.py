@@ -15,8 +15,9 @@ from tvm_comfuse.verify.static.index import variables
 
 LOAD, STORE = "cp_async_bulk_tensor_g2s_cluster", "cp_async_bulk_tensor_s2g"
 ENCODE = "wgmma_encode_matrix_descriptor"
-#: positions among the arguments of the call that encodes a tensor map
-_STRIDE, _BOX_COLUMNS, _BOX_ROWS, _SWIZZLE = 7, 8, 9, 13
+#: position of the rank among the arguments of the call that encodes a tensor map; behind it the address, for each dimension
+#: a size, for each but the first a stride, for each a box extent and a step, then interleave, swizzle, promotion and fill
+_RANK = 3
 
 
 def encodes(name: str) -> Match:
@@ -24,9 +25,31 @@ def encodes(name: str) -> Match:
 
     def match(node: Stmt) -> bool:
         call = call_of(node)
-        return name_of(node) == "tvm_call_packed" and len(call.args) > _SWIZZLE and str(call.args[1].name) == name
+        return name_of(node) == "tvm_call_packed" and len(call.args) > _RANK and str(call.args[1].name) == name
 
     return match
+
+
+def _rank(node: Stmt) -> int:
+    return int(call_of(node).args[_RANK])
+
+
+def _stride(node: Stmt) -> int:
+    """Position of the first stride."""
+    return _RANK + 2 + _rank(node)
+
+
+def _box_columns(node: Stmt) -> int:
+    return _stride(node) + _rank(node) - 1
+
+
+def _box_rows(node: Stmt) -> int:
+    """Position of the box's extent in the last dimension."""
+    return _box_columns(node) + _rank(node) - 1
+
+
+def _swizzle(node: Stmt) -> int:
+    return _box_rows(node) + _rank(node) + 2
 
 
 def _is_product(node: Stmt) -> bool:
@@ -39,43 +62,43 @@ def _maps() -> None:
         "swizzle-none",
         "static",
         "A is loaded without a swizzle",
-        argument(encodes("a_map"), _SWIZZLE, number(lambda _: 0)),
+        argument(encodes("a_map"), _swizzle, number(lambda _: 0)),
     )
     add(
         "swizzle-64",
         "static",
         "W is loaded with a 64-byte swizzle",
-        argument(encodes("w_map"), _SWIZZLE, number(lambda _: 2)),
+        argument(encodes("w_map"), _swizzle, number(lambda _: 2)),
     )
     add(
         "box-rows-half",
         "static",
         "boxes of A have half the rows",
-        argument(encodes("a_map"), _BOX_ROWS, number(lambda rows: rows // 2)),
+        argument(encodes("a_map"), _box_rows, number(lambda rows: rows // 2)),
     )
     add(
         "box-rows-too-many",
         "static",
         "boxes of W have more rows than TMA takes",
-        argument(encodes("w_map"), _BOX_ROWS, number(lambda rows: 320)),
+        argument(encodes("w_map"), _box_rows, number(lambda rows: 320)),
     )
     add(
         "box-columns-half",
         "static",
         "boxes of A have half a row of the swizzle",
-        argument(encodes("a_map"), _BOX_COLUMNS, number(lambda columns: columns // 2)),
+        argument(encodes("a_map"), _box_columns, number(lambda columns: columns // 2)),
     )
     add(
         "stride-odd",
         "static",
         "a row stride that is no multiple of 16 bytes",
-        argument(encodes("w_map"), _STRIDE, number(lambda stride: stride + 8)),
+        argument(encodes("w_map"), _stride, number(lambda stride: stride + 8)),
     )
     add(
         "stride-twice",
         "interpreter",
         "W is read with every second row left out",
-        argument(encodes("w_map"), _STRIDE, number(lambda stride: 2 * stride)),
+        argument(encodes("w_map"), _stride, number(lambda stride: 2 * stride)),
     )
     add("column-off", "static", "boxes of A begin 8 columns later", argument(_loads("a_map"), 2, lambda old: old + 8))
     add("row-off", "interpreter", "boxes of A begin one row later", argument(_loads("a_map"), 3, lambda old: old + 1))
@@ -165,13 +188,18 @@ def _resident_tile(further: int, divisor: int) -> Any:
 
     def apply(kernel: tirx.PrimFunc) -> tirx.PrimFunc | None:
         def change(node: Any) -> Any:
-            if isinstance(node, tirx.Mul) and isinstance(node.a, tirx.Var) and isinstance(node.b, tirx.IntImm):
+            if isinstance(node, tirx.Mul) and _is_tile_number(node.a) and isinstance(node.b, tirx.IntImm):
                 return tirx.Mul(node.a + further, tirx.IntImm("int32", int(node.b) // divisor))
             return None
 
         return map_exprs(kernel, change, _is_product)
 
     return apply
+
+
+def _is_tile_number(expr: Any) -> bool:
+    """k, or k and a constant in the loops behind the first slots."""
+    return isinstance(expr, tirx.Var) or (isinstance(expr, tirx.Add) and isinstance(expr.a, tirx.Var))
 
 
 def _scale(overwrite: bool) -> Any:

@@ -55,7 +55,8 @@ class Summary:
         kinds += ["ragged N"] * (outcome.spec.n % plan.cta_columns != 0) + ["multicast"] * (plan.cluster_m > 1)
         kinds += [f"stages {min(len(outcome.spec.stages), 5)}", f"results {min(len(outcome.spec.outputs), 4)}"]
         kinds += ["tma operand"] * ("tma" in plan.operands) + ["tma store"] * ("tma" in plan.store)
-        kinds += ["resident W"] * plan.w_resident
+        kinds += ["resident W"] * plan.w_resident + ["deferred"] * plan.defer + ["quads"] * (plan.w_order == "quads")
+        kinds += ["fast math"] * plan.fast_math + ["dependent launch"] * plan.dependent_launch
         kinds += ["more MMA groups"] * (plan.mma_groups > COOPERATIVE_GROUPS)
         kinds += ["parts 5 or more"] * (parts >= 5) + ["several launches"] * (example.launches > 1)
         self.kinds.update(kinds)

@@ -8,9 +8,10 @@ from itertools import product
 from typing import Any
 
 from tvm_comfuse.schedules.device import Device
-from tvm_comfuse.schedules.legality import MAX_CLUSTER, legality
+from tvm_comfuse.schedules.legality import MAX_CLUSTER, QUAD_COLUMNS, legality
 from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS, Plan
 from tvm_comfuse.schedules.spec import ClusterSpec
+from tvm_comfuse.schedules.timetable import deferred_slots
 
 TILE_K = 64
 #: TMA strides
@@ -37,6 +38,8 @@ class Choice:
     slots             along K; missing_depth: what the last lacks, in steps of 8
     depth             of the pipeline, less where it does not fit
     resident          W stays in shared memory, where the cluster shares none and it fits
+    defer, quads      wished for; where the cluster or the layout does not go with them, there is less or nothing of it
+    fast, dependent   fast_math, dependent_launch
     groups            MMA warp groups wished for; fewer where they do not fit, two in the cooperative layout
     operands, stores  bit n: tensor n does not go by TMA; a float32 one never does
     """
@@ -57,6 +60,10 @@ class Choice:
     groups: int = COOPERATIVE_GROUPS
     operands: int = 0
     stores: int = 0
+    defer: bool = False
+    quads: bool = False
+    fast: bool = False
+    dependent: bool = False
 
     def sizes(self, row_multiple: int) -> tuple[int, int, int]:
         """M, N and K; M a multiple of row_multiple."""
@@ -66,8 +73,15 @@ class Choice:
         units = max(1, min(self.units, MOST_ELEMENTS // (columns * tall * parts)))
         rows = units * tall - self.missing_rows % tall
         rows = max(rows // row_multiple, 1) * row_multiple
-        n = parts * columns - STEP * (self.missing_columns % (columns // STEP))
-        return rows, n, self.slots * TILE_K - STEP * (self.missing_depth % (TILE_K // STEP))
+        step = QUAD_COLUMNS if self.quads else STEP
+        n = parts * columns - step * (self.missing_columns % (columns // step))
+        return rows, n, self._slots(tile_n, parts * groups_n) * TILE_K - STEP * (self.missing_depth % (TILE_K // STEP))
+
+    def _slots(self, tile_n: int, row_parts: int) -> int:
+        """Slots along K: for a deferred tail as few as there must be, or some more."""
+        if not self.defer or LAYOUTS[self.layout][0] != "cooperative":
+            return self.slots
+        return deferred_slots(tile_n, "warp" if row_parts == 1 else "grid") + self.slots // 3
 
 
 def fit(choice: Choice, spec: ClusterSpec, device: Device) -> Plan | None:
@@ -76,14 +90,21 @@ def fit(choice: Choice, spec: ClusterSpec, device: Device) -> Plan | None:
 
 
 def _wishes(choice: Choice, spec: ClusterSpec) -> Iterator[Plan]:
-    for cluster_m in sorted({choice.cluster_m, 1}, reverse=True):
-        wish = _plan(choice, spec, cluster_m)
+    forms = [(defer, order) for defer in {choice.defer: 0, False: 0} for order in {_order(choice): 0, "rows": 0}]
+    for cluster_m, (defer, w_order) in product(sorted({choice.cluster_m, 1}, reverse=True), forms):
+        wish = replace(_plan(choice, spec, cluster_m), defer=defer, w_order=w_order)
         nowhere = {"operands": ("global",) * len(wish.operands), "store": ("global",) * len(wish.store)}
         less: list[dict[str, Any]] = [{}, {"operands": nowhere["operands"]}, nowhere]
+        if defer or w_order != "rows":
+            less = [nowhere]
         counts = range(wish.mma_groups, COOPERATIVE_GROUPS - 1, -1)
         for placement, mma_groups, w_resident in product(less, counts, sorted({wish.w_resident, False}, reverse=True)):
             for depth in range(choice.depth, MIN_DEPTH - 1, -1):
                 yield replace(wish, pipeline_depth=depth, w_resident=w_resident, mma_groups=mma_groups, **placement)
+
+
+def _order(choice: Choice) -> str:
+    return "quads" if choice.quads else "rows"
 
 
 def _plan(choice: Choice, spec: ClusterSpec, cluster_m: int) -> Plan:
@@ -109,6 +130,8 @@ def _plan(choice: Choice, spec: ClusterSpec, cluster_m: int) -> Plan:
         store=_placed(spec.tile_outputs, choice.stores),
         w_resident=choice.resident and cluster_m == 1,
         mma_groups=choice.groups if layout == "pingpong" else COOPERATIVE_GROUPS,
+        fast_math=choice.fast,
+        dependent_launch=choice.dependent,
     )
 
 

@@ -105,6 +105,10 @@ def choices() -> st.SearchStrategy[Choice]:
         operands=st.sampled_from([0, 0, 0, 0, 1, 2, 4, 7]),
         stores=st.integers(0, 7),
         resident=st.booleans(),
+        defer=st.booleans(),
+        quads=st.booleans(),
+        fast=st.sampled_from([False, False, True]),
+        dependent=st.sampled_from([False, False, True]),
         groups=st.integers(2, 4),
     )
 

@@ -1,0 +1,88 @@
+"""What is computed less exactly than float32 arithmetic does, in a form that verify.reference takes.
+
+The difference to the exact reference is the error that a plan's choices bring; rounding in float32 comes on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tvm_comfuse.schedules.plan import Plan
+from tvm_comfuse.schedules.spec import ClusterSpec, rounds
+from tvm_comfuse.schedules.split import last_round, tail_blocks
+
+Array = np.ndarray
+#: relative error of tanh.approx (PTX ISA)
+TANH_ERROR = 2.0**-11
+
+
+@dataclass(frozen=True)
+class Parking:
+    """The carried value that waits for a deferred tail: in half precision, less an offset of each row and part of it.
+
+    block    that makes the carried value
+    readers  blocks of the tail
+    first    the reduction whose part of the row gives the offset, "" if there is none; merge says how
+    """
+
+    block: str
+    readers: frozenset[str]
+    first: str
+    merge: str | None
+    tile_n: int
+    dtype: str
+
+    def kept(self, value: Array, reduced: Array | None) -> Array:
+        """`value` [M, N] as the tail finds it; `reduced` [M, N] is what `first` reduces."""
+        from tvm_comfuse.verify.dynamic import numpy_dtype
+
+        kept = np.empty_like(value)
+        for start in range(0, value.shape[1], self.tile_n):
+            part = np.s_[:, start : start + self.tile_n]
+            offset: Any = 0.0
+            if reduced is not None:
+                offset = (np.mean if self.merge == "moments" else np.max)(reduced[part], axis=1, keepdims=True)
+                offset = np.where(np.isfinite(offset), offset, 0.0)
+            kept[part] = (value[part] - offset).astype(numpy_dtype(self.dtype)).astype(np.float64) + offset
+        return kept
+
+
+@dataclass(frozen=True)
+class Inexact:
+    """calls: functions in the place of exact ones, by name."""
+
+    calls: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    parking: Parking | None = None
+
+
+def of_plan(plan: Plan, spec: ClusterSpec) -> Inexact:
+    """What a plan asks for: fast_math, defer."""
+    return Inexact({"tanh": _coarse_tanh} if plan.fast_math else {}, _parking(plan, spec) if plan.defer else None)
+
+
+def of_llvm() -> Inexact:
+    """TVM computes tanh x for LLVM as (1 - t) / (1 + t) with t = exp(-2 x), which cancels for small x: its relative error is
+    that of t divided by x."""
+    return Inexact({"tanh": _cancelling_tanh})
+
+
+def _parking(plan: Plan, spec: ClusterSpec) -> Parking:
+    carried = ["gemm", *(stage.carried for stage in spec.stages[: last_round(spec) + 1] if stage.carried)]
+    seconds = [member for member in rounds(spec)[-1] if member.merge is not None]
+    first, merge = (str(seconds[0].merge_with), seconds[0].merge) if seconds else ("", None)
+    return Parking(carried[-1], tail_blocks(spec), first, merge, plan.tile_n, spec.x_dtype)
+
+
+def _coarse_tanh(value: Array) -> Array:
+    """With the largest error, alternating in sign from one value to the next."""
+    sign = 1.0 - 2.0 * (np.arange(np.size(value)).reshape(np.shape(value)) % 2)
+    return np.tanh(value) * (1.0 + sign * TANH_ERROR)
+
+
+def _cancelling_tanh(value: Array) -> Array:
+    power = np.exp(-2.0 * np.abs(value)).astype(np.float32).astype(np.float64)
+    return np.sign(value) * (1.0 - power) / (1.0 + power)
