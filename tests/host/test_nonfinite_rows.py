@@ -100,7 +100,7 @@ def _inputs(k: int = K) -> list[torch.Tensor]:
 
 
 def _check(name: str, out: torch.Tensor, inputs: list[torch.Tensor], parked: bool = False) -> None:
-    """parked: v waits for row values in bfloat16, which is off by 2**-9 of it or of its distance from an offset, where |v| < 16;
+    """parked: v waits for row values in bfloat16, which is off by 2**-9 of it or of its distance from an offset, |v| < 16;
     an exponential by as much of itself."""
     x, w, r = (value.double() for value in inputs)
     expected = OPS[name][1](x @ w + r).to(torch.bfloat16)
