@@ -20,6 +20,8 @@ ROWS = [
     Row("streams", "wide", "layer_norm", 2048, 1024, 256),
     Row("streams", "all_sms", "layer_norm", 16384, 1024, 256),
     Row("streams", "half_of_the_sms", "layer_norm", 64, 8192, 128),
+    # with the package's record: deferred tails, and a launch that depends on the one in front
+    Row("streams", "tuned", "layer_norm", 16384, 1024, 1024),
     Row("streams", "small", "layer_norm", 64, 2048, 128),
 ]
 STREAMS, ROUNDS, LAUNCHES = 3, 10, 5

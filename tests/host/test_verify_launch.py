@@ -102,11 +102,19 @@ def script(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
+#: what racecheck prints of a race, with line information
+RACE = """print('''========= Error: Race reported between Write access at {first}(void *)+0x21d0 in kernels.cu:269
+=========     and Read access at {second}(unsigned int, void *)+0x2340 in kernels.cu:196 [1536 hazards]
+========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)'''); sys.exit(9)"""
+
+
 @pytest.mark.parametrize(
     ("text", "status", "code"),
     [
         ("print('========= ERROR SUMMARY: 0 errors')", "clean", 0),
         ("print('========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)'); sys.exit(9)", "found", 1),
+        (RACE.format(first="comfuse_post_cluster", second="comfuse_take_cluster_4"), "mailbox", 0),
+        (RACE.format(first="main_kernel", second="comfuse_take_cluster_4"), "found", 1),
         ("sys.exit(10)", "wrong", 1),
         ("sys.exit(3)", "failed", 1),
         ("import time; time.sleep(600)", "hang", 1),

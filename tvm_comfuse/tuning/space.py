@@ -29,7 +29,7 @@ from tvm_comfuse.schedules.spec import ClusterSpec
 TOGETHER = (("tile_m", "tile_n"), ("layout", "groups_m", "groups_n", "mma_groups"), ("operands", "store"))
 #: fields that follow from the others and the grid
 DERIVED = ("cluster_n", "ctas")
-#: values that the enumeration leaves out because no estimate tells whether they pay; a measurement does
+#: all values of fields of which the enumeration takes the likely combinations only; a measurement tells of the others
 MORE: dict[str, tuple[Any, ...]] = {"defer": (False, True), "w_order": W_ORDERS}
 #: CTAs of the persistent grid: all that run at once, or the fewest that need no more rounds of tiles, so that none idles
 #: in the last one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +20,7 @@ from tvm_comfuse.schedules.spec import ClusterSpec, analyze
 from tvm_comfuse.tuning.database.database import Database
 from tvm_comfuse.tuning.database.files import DatabaseError
 from tvm_comfuse.tuning.database.record import Record, Shape
-from tvm_comfuse.tuning.database.transfer import nearest
+from tvm_comfuse.tuning.database.transfer import REACH, nearest
 
 PRETUNED = Path(__file__).resolve().parents[1] / "pretuned"
 
@@ -80,7 +81,9 @@ def _near(
     structure = Shape.of(spec).structure
     for database in databases:
         records = [r for r in database.believed(target) if r.evidence and r.evidence.shape.structure == structure]
-        found = nearest(records, spec, device, guard, rows)
+        # whoever gives a database means its records to be used; the package's own are for what is like them
+        reach = REACH if database.path == PRETUNED else math.inf
+        found = nearest(records, spec, device, guard, rows, reach)
         if found is not None:
             return found.plan, PlanSource("nearest", str(found), found.record)
     return None

@@ -26,7 +26,7 @@ from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.tuning.database.binding import Binding, current_versions
 from tvm_comfuse.tuning.database.files import DatabaseError, replace_file
 from tvm_comfuse.tuning.database.record import Accuracy, Evidence, Record, Shape, plan_text, workload_of
-from tvm_comfuse.tuning.database.store import RECORDS, WORKLOADS, Entry, Store, workload_line, write_stock
+from tvm_comfuse.tuning.database.store import RECORDS, WORKLOADS, Entry, Store, compact, workload_line, write_stock
 
 #: at the top of a database, so that no other folder is taken for one
 MARKER = "comfuse_database.json"
@@ -173,7 +173,7 @@ class Database:
             commit=commit,
             label=label,
         )
-        entry = Entry(workload_line(list(stock.workload.as_json())), payload, "", evidence.to_dict())
+        entry = Entry(workload_line(compact(list(stock.workload.as_json()))), payload, "", evidence.to_dict())
         record = Record(binding, entry)
         self._check_record(record, spec, target)
         return self._write(record)

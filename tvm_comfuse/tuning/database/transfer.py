@@ -17,6 +17,8 @@ from tvm_comfuse.tuning.database.record import Record, Shape
 
 #: A transferred plan is not taken where, against the plan that the cost model prefers, it is this much slower than on the
 #: shape it was measured on: the record speaks for too different a shape.  The model's errors on one shape are up to
+#: a shape further away than this factor says less than the cost model (not calibrated)
+REACH = 4.0
 #: about half of that (benchmarks/results/h200/layouts.json).
 MOST_SLOWDOWN = 1.25
 
@@ -41,16 +43,23 @@ class Transfer:
 
 
 def nearest(
-    records: Sequence[Record], spec: ClusterSpec, device: Device, preferred: Plan | None, rows: int | None = None
+    records: Sequence[Record],
+    spec: ClusterSpec,
+    device: Device,
+    preferred: Plan | None,
+    rows: int | None = None,
+    reach: float = math.inf,
 ) -> Transfer | None:
     """The plan of the nearest record of a cluster with the same structure; None if no record has one that is legal.
 
-    Shapes with equal N and K come first, then the distance is that of (log M, log N, log K).  Of one shape the fastest
+    Shapes with equal N and K come first, then the distance is that of
+    (log M, log N, log K).  Of one shape the fastest
     record counts.
 
     records    believed ones of the device
     preferred  what the cost model would take, None to transfer without asking it
     rows       where M is symbolic, the number of rows to be good at; the cost model's nominal number if None
+    reach      the most by which M, N or K may differ, as a factor
     """
     if supported(spec) or any(row_length(spec, device)):
         return None
@@ -60,7 +69,8 @@ def nearest(
     for record in sorted(records, key=lambda each: each.seconds):
         if record.plan is not None and _shape(record).structure == structure:
             fastest.setdefault(_extents(record), record)
-    for extents in sorted(fastest, key=lambda there: _distance(there, here)):
+    near = [there for there in fastest if all(1 / reach <= a / b <= reach for a, b in zip(there, here, strict=True))]
+    for extents in sorted(near, key=lambda there: _distance(there, here)):
         record = fastest[extents]
         assert record.plan is not None
         plan = adapted(record.plan, spec, device)
