@@ -152,8 +152,6 @@ def test_found_tanh_of_small_numbers_on_llvm() -> None:
     run(Example(Model(steps, (WIDE,), wide=True), Choice(), seed=0, slow=None, launches=1))
 
 
-
-
 # --- what a failure leaves behind -------------------------------------------------------------------------------------
 
 NORM = Example(Model((Step("layer_norm"),), (HALF,)), Choice(parts=2, units=2), seed=0, slow=None, launches=2)

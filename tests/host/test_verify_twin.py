@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from canonical_examples import EXAMPLES, inputs, references
+from canonical_examples import EXAMPLES, Maker, inputs, references
+from tvm import te
 
 from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.schedules.apply import schedule
@@ -115,3 +116,22 @@ def test_a_deferred_kernel_is_verified() -> None:
     assert result.passed, result.findings or result.unsupported
     assert result.plan.defer
     assert result.reduced["K"] == (1096, 8 * 64 + 1096 % 64)
+
+
+def test_the_error_of_fast_math_is_no_finding_in_a_float32_output() -> None:
+    plan = Plan(64, 128, 64, 3, "cooperative", 2, 1, "none", 1, 1, 128, (), ("global",))
+    results = []
+    for fast_math in (False, True):
+        make = Maker(4096, 1024, 256, "bfloat16", "NK")
+        out = make.out(0, lambda i, j, make=make: te.tanh(make.gemm[i, j]), dtype="float32")
+        tanh = make.func([out], "gemm_elementwise", [(None, [], ["stage_0_out0"])])
+        func = schedule(tanh, H200, replace(plan, fast_math=fast_math))
+        assert not isinstance(func, Refusal), str(func)
+        results.append(verify_kernel("tanh", func, H200, seeds=(0,)))
+    exact, fast = results
+    assert exact.passed
+    assert fast.passed, fast.findings
+    (name,) = exact.errors
+    assert exact.errors[name] < exact.allowed[name] < 2e-5
+    # tanh.approx is off by up to 2**-11
+    assert 1e-4 < fast.errors[name] < 2.0**-11 < fast.allowed[name] < 2.0**-9

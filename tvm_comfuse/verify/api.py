@@ -132,8 +132,9 @@ def verify_kernel(
     from tvm_comfuse.schedules.spec import analyze
     from tvm_comfuse.tir_passes.lower import lower
     from tvm_comfuse.verify.dynamic import Exploration, explore, interleavings, random_inputs
+    from tvm_comfuse.verify.inexact import of_plan
     from tvm_comfuse.verify.interpreter import Program, UnsupportedError
-    from tvm_comfuse.verify.reference import reference
+    from tvm_comfuse.verify.reference import EXACT, reference
     from tvm_comfuse.verify.static import CHECKS, check
     from tvm_comfuse.verify.static.index import index_of
     from tvm_comfuse.verify.twin import twin
@@ -147,7 +148,8 @@ def verify_kernel(
         inputs = random_inputs(small.func, small.rows, len(spec.outputs), min(seeds, default=0))
         try:
             orders = list(interleavings(Program(kernel), index_of(kernel).ctas, seeds))
-            runs = explore(kernel, inputs, reference(small.func, inputs), orders)
+            exact, coarse = (reference(small.func, inputs, each) for each in (EXACT, of_plan(small.plan, spec)))
+            runs = explore(kernel, inputs, exact, orders, coarse)
         except UnsupportedError as error:
             unsupported = str(error)
     return KernelVerification(

@@ -105,7 +105,7 @@ def choices() -> st.SearchStrategy[Choice]:
         operands=st.sampled_from([0, 0, 0, 0, 1, 2, 4, 7]),
         stores=st.integers(0, 7),
         resident=st.booleans(),
-        defer=st.booleans(),
+        defer=st.sampled_from([False, True, True]),
         quads=st.booleans(),
         fast=st.sampled_from([False, False, True]),
         dependent=st.sampled_from([False, False, True]),
