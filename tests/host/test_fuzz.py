@@ -50,7 +50,7 @@ MET = {
     "quads": 25,
     "fast math": 40,
     "dependent launch": 40,
-    "more MMA groups": 15,
+    "more MMA groups": 10,
     "tma operand": 10,
     "tma store": 40,
     "stages 3": 10,

@@ -91,7 +91,7 @@ def choices() -> st.SearchStrategy[Choice]:
         Choice,
         tile=st.integers(0, len(TILES) - 1),
         layout=st.integers(0, len(LAYOUTS) - 1),
-        parts=st.sampled_from([1, 1, 1, 2, 2, 3, 4, 5, 8]),
+        parts=st.sampled_from([1, 1, 1, 1, 2, 2, 3, 4, 5, 8]),
         near=st.booleans(),
         cluster_m=st.sampled_from([1, 1, 2, 4]),
         row_groups=st.integers(1, 3),
