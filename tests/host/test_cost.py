@@ -36,6 +36,8 @@ COOP = replace(PING, layout="cooperative", groups_m=2)
 
 MEASURED = json.loads((Path(__file__).parents[2] / "benchmarks/results/h200/forms.json").read_text())["rows"]
 MEASURED_ROWS = sorted({row["row"] for row in MEASURED})
+#: the largest set of one commit, all launched in the same way
+LATEST = [row for row in MEASURED if row["commit"] == "65c74a4"]
 
 
 @cache
@@ -65,7 +67,7 @@ def test_prefers_a_plan_that_measured_well(name: str) -> None:
 
 @pytest.mark.parametrize("name", MEASURED_ROWS)
 def test_the_default_is_no_plan_that_measured_badly(name: str) -> None:
-    rows = [row for row in MEASURED if row["row"] == name]
+    rows = [row for row in LATEST if row["row"] == name]
     first = rows[0]
     default = default_plan(spec_of_row(first["op"], first["M"], first["N"], first["K"]), H200)
     assert isinstance(default, Plan)
