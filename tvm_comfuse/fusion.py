@@ -110,8 +110,14 @@ class _Decider:
         """The given plan, else the best that is known; None leaves it to the cost model."""
         if name in self.plans or not self.databases:
             return self.plans.get(name)
-        # a CPU runs the clusters of an H200, so it shows the plans of one
-        target = self.target if is_cuda(self.target) else parse_target(H200.name)
+        # a CPU runs the clusters of an H200, so it shows the plans of one, unless it was tuned itself
+        target = self.target
+        if not is_cuda(target):
+            own = next((r for d in self.databases if (r := d.query(func, target)) is not None), None)
+            if own is not None and own.plan is not None:
+                self.sources[id(self.offered)] = str(own)
+                return own.plan
+            target = parse_target(H200.name)
         plan, source = best_plan(func, target, self.databases)
         if source.kind != "default" or self.tell_default:
             self.sources[id(self.offered)] = source.text

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import tvm
-from database_examples import RIGHT, commit, function, some_plan
+from database_examples import RIGHT, commit, function, module, some_plan
 from tvm.s_tir import meta_schedule as ms
 
 import tvm_comfuse
@@ -70,6 +70,25 @@ def test_round_trip(database: Database, func: Any, target: Any) -> None:
     tvm.ir.assert_structural_equal(found.replay().with_attr("global_symbol", "x"), scheduled(func, plan))
     assert str(found).startswith("tuned on NVIDIA H200 at ")
     assert str(found).endswith(", 10.0 us")
+
+
+def test_one_outlier_does_not_move_a_record(database: Database, func: Any, target: Any) -> None:
+    database.commit(func, some_plan(func, 1), [1e-5, 2e-5, 9e-1], target, accuracy=RIGHT)
+    database.commit(func, some_plan(func, 2), [3e-5, 3e-5, 3e-5], target, accuracy=RIGHT)
+    best = database.query(func, target)
+    assert best is not None
+    assert (best.plan, best.seconds) == (some_plan(func, 1), 2e-5)
+    database.prune(1)
+    assert [record.plan for record in database.records()] == [some_plan(func, 1)]
+
+
+def test_what_was_tuned_on_a_cpu_is_used_there(database: Database, func: Any) -> None:
+    record = commit(database, func, target="llvm")
+    assert default_plan(analyze(func), H200) != record.plan
+    for target, source in (("llvm", str(record)), ("h200", "")):
+        (matmul,) = tvm_comfuse.explain(module(), target, tuning_records=database, use_pretuned=False).matmuls
+        assert (matmul.plan == record.plan) == bool(source)
+        assert matmul.plan_source == source or not source
 
 
 def scheduled(func: Any, plan: Any) -> Any:

@@ -43,6 +43,22 @@ def test_json(model: str) -> None:
     assert set(kernel["checks"]) == set(static.CHECKS)
 
 
+def test_a_changed_plan_is_what_is_verified(model: str, tmp_path: Any) -> None:
+    values = json.loads(CliRunner().invoke(app, ["explain", model, "--json"]).stdout)
+    plan = values["matmuls"][0]["plan"]
+    plans = tmp_path / "plans.json"
+    plan["pipeline_depth"] = 2
+    plans.write_text(json.dumps(values))
+    result = CliRunner().invoke(app, ["verify", model, "--plans", str(plans), "--seeds", "1", "--json"])
+    assert result.exit_code == 0, result.output
+    (kernel,) = json.loads(result.stdout)["kernels"]
+    assert kernel["plan"]["pipeline_depth"] == 2
+    plan["pipeline_depth"] = 99
+    plans.write_text(json.dumps(values))
+    result = CliRunner().invoke(app, ["verify", model, "--plans", str(plans)])
+    assert result.exit_code != 0
+
+
 def test_a_finding_fails_the_command(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Finding("register-budget", "setmaxnreg", "1 + 1 = 3", {"used": 3})
     monkeypatch.setattr(static, "check", lambda kernel, device: [found])

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from tvm_comfuse._versions import check_versions
+from tvm_comfuse.errors import PlanError
 
 MODEL_HELP = "A .pt2 file, a Relax module saved as .json, file.py:function or package.module:function."
 TARGET_HELP = "h200, h100, cuda, 'cuda -arch=sm_90a', llvm ..."
@@ -21,6 +22,9 @@ TuningRecords = Annotated[
 ]
 Pretuned = Annotated[
     bool, typer.Option("--pretuned/--no-pretuned", help="Use the measured plans that come with the package.")
+]
+PlansFile = Annotated[
+    Path | None, typer.Option("--plans", help="JSON: {matmul name: plan}, as `explain --json` prints them.")
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
@@ -39,3 +43,22 @@ def print_json(values: Any) -> None:
 def start() -> None:
     """What every command but doctor does first.  Raises VersionError."""
     check_versions()
+
+
+def read_plans(path: Path | None) -> dict[str, Any] | None:
+    """``{name: plan}``, or the whole output of ``explain --json``; None without a file.  Raises PlanError."""
+    if path is None:
+        return None
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise PlanError("a JSON file of plans", f"{path}: {error}", "write it from `comfuse explain --json`") from error
+    if isinstance(values, dict) and isinstance(values.get("matmuls"), list):
+        try:
+            return {matmul["name"]: matmul["plan"] for matmul in values["matmuls"] if matmul.get("plan")}
+        except (AttributeError, KeyError, TypeError) as error:
+            hint = "write it from `comfuse explain --json`"
+            raise PlanError("matmuls with a name and a plan", f"{path}: {error}", hint) from error
+    if not isinstance(values, dict):
+        raise PlanError("a JSON object of plans", type(values).__name__, "write it from `comfuse explain --json`")
+    return values

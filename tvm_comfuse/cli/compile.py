@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import json as json_format
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tvm_comfuse.cli.common import JsonFlag, Model, Pretuned, TargetOption, TuningRecords, console, print_json, start
-from tvm_comfuse.errors import BuildError, PlanError
+from tvm_comfuse.cli.common import (
+    JsonFlag,
+    Model,
+    PlansFile,
+    Pretuned,
+    TargetOption,
+    TuningRecords,
+    console,
+    print_json,
+    read_plans,
+    start,
+)
+from tvm_comfuse.errors import BuildError
 from tvm_comfuse.output import LIBRARY_SUFFIX, check_output
 
 if TYPE_CHECKING:
@@ -25,9 +35,7 @@ def compile_(
     dump: Annotated[
         Path | None, typer.Option("--dump", help="A folder for the IR after each phase, CUDA and PTX statistics.")
     ] = None,
-    plans: Annotated[
-        Path | None, typer.Option("--plans", help="JSON: {matmul name: plan}, as `explain --json` prints them.")
-    ] = None,
+    plans: PlansFile = None,
     tuning_records: TuningRecords = None,
     pretuned: Pretuned = True,
     json: JsonFlag = False,
@@ -40,7 +48,7 @@ def compile_(
     compiled = compile_model(
         model,
         target,
-        plans=_read_plans(plans) if plans else None,
+        plans=read_plans(plans),
         tuning_records=tuning_records,
         use_pretuned=pretuned,
         dump=dump,
@@ -92,20 +100,3 @@ def _kernel_reports(compiled: Any) -> tuple[list[CubinReport], str | None]:
         if not error.found.startswith("no "):
             raise
         return [], str(error)
-
-
-def _read_plans(path: Path) -> dict[str, Any]:
-    """``{name: plan}``, or the whole output of ``explain --json``.  Raises PlanError."""
-    try:
-        values = json_format.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise PlanError("a JSON file of plans", f"{path}: {error}", "write it from `comfuse explain --json`") from error
-    if isinstance(values, dict) and isinstance(values.get("matmuls"), list):
-        try:
-            return {matmul["name"]: matmul["plan"] for matmul in values["matmuls"] if matmul.get("plan")}
-        except (AttributeError, KeyError, TypeError) as error:
-            hint = "write it from `comfuse explain --json`"
-            raise PlanError("matmuls with a name and a plan", f"{path}: {error}", hint) from error
-    if not isinstance(values, dict):
-        raise PlanError("a JSON object of plans", type(values).__name__, "write it from `comfuse explain --json`")
-    return values

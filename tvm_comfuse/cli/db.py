@@ -33,7 +33,7 @@ Keep = Annotated[int, typer.Option("--keep", min=1, help="Records to keep of eac
 @app.command("list")
 def list_(folder: Folder, json: JsonFlag = False) -> None:
     """Show every record: what was measured where, and why it is not believed if it is not."""
-    database = _open(folder)
+    database = _open(folder, read_only=True)
     records = database.records()
     if json:
         print_json({"records": [described(record) for record in records]})
@@ -58,7 +58,7 @@ def merge(
     start()
     from tvm_comfuse.tuning.database import Database
 
-    opened = [_open(source) for source in sources]
+    opened = [_open(source, read_only=True) for source in sources]
     database = Database.open(folder)
     counts = [database.merge(source) for source in opened]
     added, refused = (sum(count) for count in zip(*counts, strict=True))
@@ -95,7 +95,7 @@ def export(
     json: JsonFlag = False,
 ) -> None:
     """Write a stock MetaSchedule database for one target, which relax.transform.MetaScheduleApplyDatabase reads."""
-    database = _open(folder)
+    database = _open(folder, read_only=True)
     from tvm_comfuse.target import name_of, parse_target
 
     parsed = parse_target(target)
@@ -109,7 +109,7 @@ def export(
 @app.command()
 def verify(folder: Folder, json: JsonFlag = False) -> None:
     """Replay, lower, check and query every record.  Exit code 1 if one does not hold."""
-    database = _open(folder)
+    database = _open(folder, read_only=True)
     from tvm_comfuse.tuning.database import verify as verify_database
 
     out = console()
@@ -179,8 +179,8 @@ def _label(record: Record) -> str:
     return f"{name or record.binding.device} {_shape(record)}"
 
 
-def _open(folder: Path) -> Database:
+def _open(folder: Path, read_only: bool = False) -> Database:
     start()
     from tvm_comfuse.tuning.database import Database
 
-    return Database.open(folder, create=False)
+    return Database.open(folder, create=False, read_only=read_only)

@@ -95,7 +95,7 @@ def tune(
         for refusal in result.refusals:
             display.out.print(f"not tuned: {refusal}")
         display.end()
-        display.out.print(_last_line(model, target, result))
+        display.out.print(_last_line(model, target, result), soft_wrap=True)
     if result.stopped == "interrupt":
         raise typer.Exit(INTERRUPTED)
 

@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvm_comfuse.cli.common import JsonFlag, Model, Pretuned, TargetOption, TuningRecords, console, print_json, start
+from tvm_comfuse.cli.common import (
+    JsonFlag,
+    Model,
+    PlansFile,
+    Pretuned,
+    TargetOption,
+    TuningRecords,
+    console,
+    print_json,
+    read_plans,
+    start,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +32,7 @@ def verify(
     model: Model,
     target: TargetOption = "h200",
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Random interleavings of each kernel.")] = 3,
+    plans: PlansFile = None,
     tuning_records: TuningRecords = None,
     pretuned: Pretuned = True,
     json: JsonFlag = False,
@@ -29,7 +41,14 @@ def verify(
     start()
     from tvm_comfuse.verify.api import verify as verify_model
 
-    report = verify_model(model, target, tuning_records=tuning_records, use_pretuned=pretuned, seeds=range(seeds))
+    report = verify_model(
+        model,
+        target,
+        plans=read_plans(plans),
+        tuning_records=tuning_records,
+        use_pretuned=pretuned,
+        seeds=range(seeds),
+    )
     if json:
         print_json(report.to_dict())
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import statistics
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -141,10 +142,10 @@ class Record:
 
     @cached_property
     def seconds(self) -> float:
-        """Mean time of a call; infinite if it was not timed."""
+        """Median time of a call, which one outlier does not move; infinite if it was not timed."""
         times = self.entry.payload[1]
         good = isinstance(times, list) and times and all(_is_time(value) for value in times)
-        return sum(times) / len(times) if good else math.inf
+        return float(statistics.median(times)) if good else math.inf
 
     @cached_property
     def plan(self) -> Plan | None:

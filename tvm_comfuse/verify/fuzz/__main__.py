@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,10 @@ def fuzz(
     profile: Annotated[str, typer.Option(help="Steps of an example: long, or ci for the quicker selection.")] = "long",
 ) -> None:
     """Draw clusters and plans, and run each through discovery, lowering, checks and interpreter."""
+    from hypothesis import configuration
+
+    # hypothesis would leave a folder wherever it is run
+    configuration.set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "comfuse-hypothesis")
     from tvm_comfuse.verify.fuzz.campaign import CI, LONG, Summary, campaign
 
     efforts = {"ci": CI, "long": LONG}
