@@ -9,10 +9,11 @@ from itertools import product
 
 from tvm_comfuse.refusal import Refusal
 
+from .co_residency import MAX_CLUSTER, row_length
 from .cost import estimate
 from .device import Device
 from .footprint import row_parts, w_part_bytes
-from .legality import MAX_CLUSTER, QUAD_COLUMNS, legality, row_length, supported
+from .legality import QUAD_COLUMNS, legality, supported
 from .plan import COOPERATIVE_GROUPS, Plan
 from .spec import ClusterSpec
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 
 from tvm_comfuse.refusal import Refusal
 
+from .co_residency import MAX_WGMMA_N, cluster, exchange, grid, row_length
 from .device import Device
-from .footprint import row_parts, shared_memory
+from .footprint import shared_memory
 from .plan import COOPERATIVE_GROUPS, EXCHANGE_SCOPES, LAYOUTS, PLACEMENTS, W_ORDERS, Plan
 from .registers import THREADS_OF_GROUP, WGMMA_OVERHEAD, entry_registers, role_registers
 from .spec import ClusterSpec
@@ -24,7 +25,6 @@ TILE_ROWS = (64, 128)
 ATOM_COLUMNS = 64
 #: rows of a swizzle atom
 ATOM_ROWS = 8
-MAX_WGMMA_N = 256
 #: by number of MMA warp groups, whose threads have 232, 160 or 112 registers: with more, ptxas spills addresses, row values
 #: and the stages' temporaries
 MAX_ACCUMULATORS = {2: 128, 3: 96, 4: 64}
@@ -33,7 +33,6 @@ MAX_BESIDE_GLOBAL = {2: 128, 3: 64, 4: 32}
 MAX_BOX_ROWS = 256
 #: TMA wants strides that are multiples of 16 bytes
 STRIDE_ELEMENTS = 8
-MAX_CLUSTER = 8
 MAX_PARAMETERS = 16
 MATRIX_DTYPES = ("bfloat16", "float16")
 STREAM_DTYPES = ("bfloat16", "float16", "float32")
@@ -323,7 +322,7 @@ def memory(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
         )
 
 
-# --- exchange and grid ------------------------------------------------------------------------------------------------
+# --- order of w, deferred tails ---------------------------------------------------------------------------------------
 
 
 def quads(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
@@ -382,78 +381,6 @@ def deferral(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]
         )
 
 
-def exchange(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
-    """The scope reaches every part of a row, and is none exactly if there is no row value."""
-    parts = row_parts(plan, spec)
-    numbers = {"N": spec.n, "exchange": plan.exchange, "cta_columns": plan.cta_columns, "parts": parts}
-    if not spec.reductions:
-        if plan.exchange != "none":
-            yield Refusal("exchange-none", "exchange must be none without a row reduction", numbers, "set it to none")
-        return
-    rule, good = {
-        "none": ("exchange none is for clusters without row reductions, and this one has some", False),
-        "warp": ("exchange warp needs the whole row in one group's tile", plan.groups_n == 1 and parts == 1),
-        "cta": (
-            "exchange cta needs the row in two groups side by side (cooperative 1 x 2)",
-            plan.groups_n > 1 and parts == 1,
-        ),
-        "cluster": (f"exchange cluster needs 2 to {MAX_CLUSTER} CTAs for a row", 2 <= parts <= MAX_CLUSTER),
-        "grid": ("exchange grid needs at least 2 CTAs for a row", parts >= 2),
-    }[plan.exchange]
-    if not good:
-        yield Refusal("exchange-scope", rule, numbers, "choose the nearest scope that reaches all parts of a row")
-
-
-def cluster(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
-    """cluster_n is the CTAs of a row for exchange=cluster and 1 otherwise; the device runs clusters of that size."""
-    wanted = row_parts(plan, spec) if plan.exchange == "cluster" else 1
-    if plan.cluster_n != wanted:
-        yield Refusal(
-            "cluster-n",
-            "cluster_n must be the CTAs of a row for exchange=cluster, and 1 otherwise",
-            {"cluster_n": plan.cluster_n, "needed": wanted, "exchange": plan.exchange},
-            f"set cluster_n to {wanted}",
-        )
-    size = plan.cluster_m * plan.cluster_n
-    if size > MAX_CLUSTER or not device.clusters(size):
-        yield Refusal(
-            "cluster-size",
-            f"a cluster has at most {MAX_CLUSTER} CTAs",
-            {"cluster_m": plan.cluster_m, "cluster_n": plan.cluster_n},
-            "lower cluster_m, or exchange through the grid",
-        )
-
-
-def grid(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
-    """The persistent grid is whole rows and clusters, as each CTA keeps its columns, and runs in one wave."""
-    size = plan.cluster_m * plan.cluster_n
-    resident = device.clusters(size) * size
-    parts = row_parts(plan, spec)
-    step = parts * plan.cluster_m
-    if step > resident:
-        yield Refusal(
-            "row-length",
-            "the CTAs that work on the same rows must all run at once",
-            {"N": spec.n, "cta_columns": plan.cta_columns, "CTAs": step, "resident": resident},
-            "take wider tiles" + (" or cluster_m 1" if plan.cluster_m > 1 else ""),
-        )
-        return
-    if plan.ctas > resident:
-        yield Refusal(
-            "co-residency",
-            "all CTAs of the persistent grid must run at once",
-            {"ctas": plan.ctas, "cluster": size, "resident": resident},
-            f"lower ctas to at most {resident}",
-        )
-    if plan.ctas % step:
-        yield Refusal(
-            "grid-step",
-            "ctas must be a multiple of the CTAs that work on the same rows and of the cluster",
-            {"ctas": plan.ctas, "multiple": step, "parts": parts},
-            f"take a multiple of {step}",
-        )
-
-
 CLUSTER_CLAUSES: tuple[Callable[[ClusterSpec], Iterator[Refusal]], ...] = (
     matrix_dtype,
     stream_dtypes,
@@ -461,19 +388,6 @@ CLUSTER_CLAUSES: tuple[Callable[[ClusterSpec], Iterator[Refusal]], ...] = (
     rows,
     parameters,
 )
-
-
-def row_length(spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
-    """Each CTA keeps its columns, so a row has at most what all CTAs that run at once hold with the widest tiles."""
-    limit = device.clusters(1) * MAX_WGMMA_N * COOPERATIVE_GROUPS
-    if spec.n > limit:
-        pieces = -(-spec.n // limit)
-        yield Refusal(
-            "row-length",
-            f"N is at most {limit} on {device.name}, whose CTAs hold a whole row together",
-            {"N": spec.n, "limit": limit},
-            f"split the weight along N into {pieces} products of at most {limit} columns",
-        )
 
 
 def the_cluster(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:

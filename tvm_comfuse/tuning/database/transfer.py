@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tvm_comfuse.schedules.choose import persistent_ctas, scopes
+from tvm_comfuse.schedules.co_residency import row_length
 from tvm_comfuse.schedules.cost import estimate, rows_of
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.footprint import row_parts
-from tvm_comfuse.schedules.legality import legality, row_length, supported
+from tvm_comfuse.schedules.legality import legality, supported
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.spec import ClusterSpec
 from tvm_comfuse.tuning.database.record import Record, Shape

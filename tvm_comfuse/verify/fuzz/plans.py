@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from tvm_comfuse.schedules.co_residency import MAX_CLUSTER
 from tvm_comfuse.schedules.device import Device
-from tvm_comfuse.schedules.legality import MAX_CLUSTER, QUAD_COLUMNS, legality
+from tvm_comfuse.schedules.legality import QUAD_COLUMNS, legality
 from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS, Plan
 from tvm_comfuse.schedules.spec import ClusterSpec
 from tvm_comfuse.schedules.timetable import deferred_slots
