@@ -45,6 +45,21 @@ _POST_GRID = """__device__ __forceinline__ void comfuse_post_grid(void* slot, fl
   unsigned long long w = ((unsigned long long)tag << 32) | __float_as_uint(v);
   asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" :: "l"(slot), "l"(w) : "memory"); }
 """
+_CLOCK = """__device__ __forceinline__ unsigned comfuse_clock() { unsigned now;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(now)); return now; }
+"""
+#: without a branch, and never 0, which is a stamp that is not there
+_STAMP = """__device__ __forceinline__ void comfuse_stamp(void* at, int keep) {
+  asm volatile("{ .reg .pred p; .reg .u32 now; setp.ne.s32 p, %1, 0; mov.u32 now, %%clock; max.u32 now, now, 1;"
+               " @p st.global.u32 [%0], now; }" :: "l"(at), "r"(keep) : "memory"); }
+"""
+_ANCHOR = """__device__ __forceinline__ void comfuse_anchor(void* at, unsigned entry) {
+  unsigned now; unsigned long long time;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+               :: "l"(at), "r"(entry), "r"(now), "r"((unsigned)time), "r"((unsigned)(time >> 32)) : "memory"); }
+"""
 #: how a slot's word is read, by scope
 _TAKE_LOADS = {
     "cluster": 'asm volatile("ld.relaxed.cluster.shared::cta.b64 %0, [%1];" : "=l"(w{i}) '
@@ -114,3 +129,18 @@ def take(scope: str, tag: Expr, slots: list[Expr], registers: list[Expr]) -> Non
         "",
     ]
     do(T.cuda.func_call(name, tag, *slots, *registers, source_code="\n".join(lines)))
+
+
+def clock() -> Expr:
+    """The cycles of this SM's clock, uint32: it wraps."""
+    return T.cuda.func_call("comfuse_clock", source_code=_CLOCK, return_type="uint32")
+
+
+def stamp(at: Expr, keep: Expr) -> None:
+    """Writes this SM's clock, uint32, to global memory where `keep` holds."""
+    do(T.cuda.func_call("comfuse_stamp", at, T.cast(keep, "int32"), source_code=_STAMP))
+
+
+def anchor(at: Expr, entry: Expr) -> None:
+    """Writes four words to global memory: `entry`, this SM's clock, and the GPU's nanoseconds, the low word first."""
+    do(T.cuda.func_call("comfuse_anchor", at, entry, source_code=_ANCHOR))

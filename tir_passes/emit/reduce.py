@@ -39,15 +39,19 @@ def reduce_local(
         for row in range(stages.fragment.rows):
             store(parked.offsets, f32(0.0), row)
         actions.append(stages.park(parked))
+    kernel.stamps.begin_round("first pass", number)
     stages.sweep([actions])
     _finish(kernel, stages, firsts)
+    kernel.stamps.end_round("first pass", number)
     if seconds:
         actions = []
         if parked is not None:
             stages.near = _near(kernel, stages, seconds[0], parked)
             actions.append(stages.park(parked))
+        kernel.stamps.begin_round("second pass", number)
         stages.sweep([_begin(kernel, stages, seconds) + actions])
         _finish(kernel, stages, seconds)
+        kernel.stamps.end_round("second pass", number)
         if stages.near is not None:
             _restore_nan(kernel, stages, seconds[0], stages.near)
         stages.near = None
