@@ -5,6 +5,8 @@ It is no choice of the plan: what is measured is the kernel that the plan makes,
 
 from __future__ import annotations
 
+import math
+
 from tvm import tirx
 
 from tvm_comfuse.schedules.apply import plan_of
@@ -23,7 +25,7 @@ def instrumented(func: tirx.PrimFunc, rows: int, name: str = "main") -> tuple[ti
     """
     spec, plan = analyze(func), plan_of(func)
     geometry = Geometry(plan, spec)
-    steps = -(-(-(-rows // geometry.unit_rows)) // geometry.row_groups)
+    steps = math.ceil(math.ceil(rows / geometry.unit_rows) / geometry.row_groups)
     kernel = Kernel(func, spec, plan, name, steps)
     emitted = with_kept_attributes(kernel.emit(), func, name)
     assert isinstance(kernel.stamps, Stamps)

@@ -15,7 +15,7 @@ from typing import Any
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as frames
 
-from tvm_comfuse.tir_passes.emit.dsl import Cell, do, named, when
+from tvm_comfuse.tir_passes.emit.dsl import Cell, named, when
 from tvm_comfuse.tir_passes.emit.instructions import anchor, clock, stamp
 
 Expr = Any

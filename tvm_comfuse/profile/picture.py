@@ -26,7 +26,7 @@ _COLOURS = dict(
     )
 )  # fmt: skip
 #: bars are an image in the SVG, which would have a path for each otherwise; dots an inch
-_DPI = 140
+_DPI = 110
 _SIZE = (11.0, 6.4)
 
 
@@ -79,10 +79,10 @@ def _lanes(axes: Any, timeline: CtaTimeline) -> set[str]:
     for kind in dict.fromkeys(segment.kind for segment in flat):
         for height, lane in enumerate(lanes):
             bars = [(s.begin * micro, s.cycles * micro) for s in flat if (s.kind, s.lane) == (kind, lane)]
-            axes.broken_barh(bars, (height - 0.4, 0.8), color=_COLOURS[kind], linewidth=0, rasterized=True)
+            axes.broken_barh(bars, (height - 0.32, 0.64), color=_COLOURS[kind], linewidth=0, rasterized=True)
     for span in timeline.spans:
         if span.kind == "main loop":
-            at = (span.begin * micro, lanes.index(span.lane) - 0.45)
+            at = (span.begin * micro, lanes.index(span.lane) - 0.35)
             axes.annotate(f"step {span.step}", at, fontsize=6, va="bottom")
     axes.set_yticks(range(len(lanes)), lanes)
     axes.invert_yaxis()
@@ -92,16 +92,15 @@ def _lanes(axes: Any, timeline: CtaTimeline) -> set[str]:
 
 
 def _ctas(axes: Any, profile: Profile) -> set[str]:
-    """A stacked bar for each CTA: what its MMA warp groups did; the kinds that are shown."""
+    """A stacked bar for each CTA, from when it began: what its MMA warp groups did; the kinds that are shown."""
     summary, micro = profile.summary, profile.timelines[0].cycle_ns / 1e3
     order = [kind for kind in _COLOURS if kind in summary.kinds]
-    bottom = [0.0] * len(summary.ctas)
+    bottom = [begin / 1e3 for begin in summary.begins_ns]
     for kind in order:
         heights = [cta[summary.kinds.index(kind)] * micro for cta in summary.ctas]
-        axes.bar(
-            range(len(heights)), heights, 1.0, bottom=bottom, color=_COLOURS[kind], linewidth=0, rasterized=True
-        )
+        axes.bar(range(len(heights)), heights, 1.0, bottom=bottom, color=_COLOURS[kind], linewidth=0, rasterized=True)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlim(-0.5, max(len(bottom) - 0.5, 0.5))
     axes.set_xlabel("CTA")
     axes.set_ylabel(f"microseconds, {MMA}s (mean)")

@@ -3,7 +3,8 @@
     {"device", "date", "commit", "versions": {...}, "name", "shape": [M, N, K], "plan": {...},
      "us", "us_instrumented": microseconds of a call of the kernel without and with stamps, under the same load,
      "left_out": spans that found no place among the stamps,
-     "timelines": [{"cta", "begin_ns", "cycles", "cycle_ns", "spans": [[lane, kind, number, step, begin, end], ...]}, ...],
+     "timelines": [{"cta", "begin_ns", "end_ns", "cycles", "cycle_ns",
+                    "spans": [[lane, kind, number, step, begin, end], ...]}, ...],
      "summary": see summary.Summary, "ncu": {"metrics": [...]} | {"failure": text} | null}
 
 Begin and end are cycles since the CTA's kernel entry.  The summary is of all CTAs, timelines are of a few.
@@ -20,7 +21,7 @@ from typing import Any
 
 from tvm_comfuse.errors import ComfuseError
 from tvm_comfuse.profile import timeline
-from tvm_comfuse.profile.summary import RoleSummary, Summary
+from tvm_comfuse.profile.summary import Summary
 from tvm_comfuse.profile.timeline import CtaTimeline
 
 #: CTAs whose stamps are kept: the first, one of the middle, the last
@@ -49,6 +50,13 @@ class Profile:
     summary: Summary
     ncu: dict[str, Any] | None = None
 
+    @property
+    def cost(self) -> float | None:
+        """Cycles that the stamps add to a call; None if it was not timed."""
+        if self.us is None or self.us_instrumented is None:
+            return None
+        return (self.us_instrumented - self.us) * 1e3 / self.timelines[0].cycle_ns
+
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values."""
         plain = {key: value for key, value in vars(self).items() if key not in ("timelines", "summary")}
@@ -69,18 +77,14 @@ class Profile:
         """The inverse of write.  Raises ProfileError for a file that is no profile."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            summary = values["summary"]
-            roles = {
-                name: RoleSummary(**{**role, "steps": tuple(role["steps"])}) for name, role in summary["roles"].items()
-            }
-            values["summary"] = Summary(
-                roles, tuple(summary["kinds"]), tuple(map(tuple, summary["ctas"])), summary["cycles"]
-            )
+            values["summary"] = Summary.from_dict(values["summary"])
             values["timelines"] = tuple(timeline.from_dict(each) for each in values["timelines"])
             return Profile(**{**values, "shape": tuple(values["shape"])})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             found = f"{type(error).__name__}: {error}"
-            raise ProfileError(f"a profile at {path}", found, "make it with `comfuse profile ROW --json FILE`") from error
+            raise ProfileError(
+                f"a profile at {path}", found, "make it with `comfuse profile ROW --json FILE`"
+            ) from error
 
 
 def kept(timelines: Sequence[CtaTimeline]) -> tuple[CtaTimeline, ...]:

@@ -30,16 +30,32 @@ class RoleSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """roles: by name; kinds, ctas: cycles of each CTA's MMA warp groups (their mean), by kind; cycles: of a CTA, the mean."""
+    """All CTAs of a launch.
+
+    roles        by name
+    kinds, ctas  cycles of each CTA's MMA warp groups (their mean), by kind
+    cycles       from entry to end of a CTA, the mean
+    begins_ns    when each CTA began, behind the first one
+    whole_ns     from the first CTA's begin to the last one's end
+    """
 
     roles: dict[str, RoleSummary]
     kinds: tuple[str, ...]
     ctas: tuple[tuple[float, ...], ...]
     cycles: float
+    begins_ns: tuple[int, ...]
+    whole_ns: int
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values, cycles rounded to whole ones."""
         return _rounded(asdict(self))
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Summary:
+        """The inverse of to_dict.  Raises KeyError, TypeError or AttributeError for other values."""
+        roles = {name: RoleSummary(**{**role, "steps": tuple(role["steps"])}) for name, role in values["roles"].items()}
+        tuples = {name: tuple(values[name]) for name in ("kinds", "begins_ns")}
+        return Summary(**{**values, **tuples, "roles": roles, "ctas": tuple(map(tuple, values["ctas"]))})
 
 
 def summarize(timelines: Sequence[CtaTimeline]) -> Summary:
@@ -51,7 +67,15 @@ def summarize(timelines: Sequence[CtaTimeline]) -> Summary:
     summaries = {role: _of_role([[s for s in cta if _role(s.lane) == role] for cta in flat]) for role in roles}
     kinds = tuple(summaries[MMA].kinds) if MMA in summaries else ()
     ctas = tuple(_by_kind([s for s in cta if _role(s.lane) == MMA], kinds) for cta in flat)
-    return Summary(summaries, kinds, ctas, sum(timeline.cycles for timeline in timelines) / len(timelines))
+    first = min(timeline.begin_ns for timeline in timelines)
+    return Summary(
+        summaries,
+        kinds,
+        ctas,
+        cycles=sum(timeline.cycles for timeline in timelines) / len(timelines),
+        begins_ns=tuple(timeline.begin_ns - first for timeline in timelines),
+        whole_ns=max(timeline.end_ns for timeline in timelines) - first,
+    )
 
 
 def share_of(kinds: dict[str, float]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,13 +33,14 @@ class Span:
 class CtaTimeline:
     """One CTA.
 
-    begin_ns  the GPU's nanoseconds behind the prologue
-    cycles    from kernel entry to the end of the kernel, of its SM's clock
-    cycle_ns  nanoseconds of a cycle
+    begin_ns, end_ns  the GPU's nanoseconds behind the prologue and at the end; they count in steps of up to a microsecond
+    cycles            from kernel entry to the end of the kernel, of its SM's clock
+    cycle_ns          nanoseconds of a cycle, as the median of all CTAs
     """
 
     cta: int
     begin_ns: int
+    end_ns: int
     cycles: int
     cycle_ns: float
     spans: tuple[Span, ...]
@@ -52,7 +53,9 @@ def decode(words: Array, layout: StampLayout) -> list[CtaTimeline]:
     A span without an end is left out.  The 32-bit clock may wrap once.
     """
     unsigned = np.ascontiguousarray(words).view(np.uint32).reshape(layout.shape)
-    return [_cta(number, of_cta.astype(np.int64), layout) for number, of_cta in enumerate(unsigned) if of_cta[0, 0, 1]]
+    found = [_cta(number, of_cta.astype(np.int64), layout) for number, of_cta in enumerate(unsigned) if of_cta[0, 0, 1]]
+    cycle_ns = float(np.median([each.cycle_ns for each in found])) if found else 0.0
+    return [replace(each, cycle_ns=cycle_ns) for each in found]
 
 
 def _cta(number: int, words: Array, layout: StampLayout) -> CtaTimeline:
@@ -61,7 +64,7 @@ def _cta(number: int, words: Array, layout: StampLayout) -> CtaTimeline:
     begin_ns, end_ns = low | high << 32, last_low | last_high << 32
     cycle_ns = (end_ns - begin_ns) / max(last_clock - clock & _WORD, 1)
     spans = [span for lane in range(1, len(layout.lanes)) for span in _spans(words[lane], lane, entry, layout)]
-    return CtaTimeline(number, begin_ns, last_clock - entry & _WORD, cycle_ns, tuple(spans))
+    return CtaTimeline(number, begin_ns, end_ns, last_clock - entry & _WORD, cycle_ns, tuple(spans))
 
 
 def _spans(words: Array, lane: int, entry: int, layout: StampLayout) -> Iterator[Span]:
@@ -131,13 +134,7 @@ def _flatten(lane: str, spans: Iterable[Span], until: int) -> Iterator[Segment]:
 def to_dict(timeline: CtaTimeline) -> dict[str, Any]:
     """Plain JSON values; a span is a list of its fields."""
     spans = [[s.lane, s.kind, s.number, s.step, s.begin, s.end] for s in timeline.spans]
-    return {
-        "cta": timeline.cta,
-        "begin_ns": timeline.begin_ns,
-        "cycles": timeline.cycles,
-        "cycle_ns": timeline.cycle_ns,
-        "spans": spans,
-    }
+    return {**vars(timeline), "spans": spans}
 
 
 def from_dict(values: dict[str, Any]) -> CtaTimeline:
