@@ -29,7 +29,7 @@ from tvm_comfuse.tir_passes.instrument import instrumented
 from tvm_comfuse.tir_passes.lower import is_cluster, lower
 from tvm_comfuse.verify.dynamic import compare
 from tvm_comfuse.verify.interpreter import Program, Result
-from tvm_comfuse.verify.rewrite import name_of, rewrite
+from tvm_comfuse.verify.rewrite import call_of, name_of, rewrite
 from tvm_comfuse.verify.static import check
 
 needs_compiler = pytest.mark.skipif(find_nvcc() is None and find_nvrtc() is None, reason="no CUDA compiler")
@@ -66,13 +66,15 @@ def timelines(name: str) -> list[CtaTimeline]:
 
 
 def without_stamps(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Takes out the calls of stamps, the register of the clock at entry, and the parameter."""
+    """Takes out the calls of stamps, their own registers, and the parameter."""
 
     def remove(node: Any, around: tuple[Any, ...]) -> list[Any] | None:
         call = node.then_case if isinstance(node, tirx.IfThenElse) else node
         buffer = node.buffer if isinstance(node, (tirx.BufferStore, tirx.AllocBuffer)) else None
-        is_entry = buffer is not None and str(buffer.name) == "entry_clock"
-        return [] if is_entry or name_of(call) in ("comfuse_stamp", "comfuse_anchor") else None
+        if name_of(call) == "comfuse_opaque":
+            buffer = call_of(call).args[1].source
+        own = buffer is not None and str(buffer.name) in ("entry_clock", "stamp_lane")
+        return [] if own or name_of(call) in ("comfuse_stamp", "comfuse_anchor") else None
 
     stripped = rewrite(kernel, remove)
     assert stripped is not None

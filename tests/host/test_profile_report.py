@@ -60,6 +60,7 @@ def profile(name: str = "deferred_grid") -> Profile:
         60.0,
         61.5,
         0,
+        0,
         kept(timelines),
         summarize(timelines),
         figures,

@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 from tvm.tirx.script import builder as frames
 
 from tvm_comfuse.tir_passes.emit.dsl import Cell, named, when
-from tvm_comfuse.tir_passes.emit.instructions import anchor, clock, stamp
+from tvm_comfuse.tir_passes.emit.instructions import anchor, clock, opaque, stamp
 
 Expr = Any
 #: roles; the last one has a lane for each warp group, behind those of the others
@@ -118,6 +118,9 @@ class Stamps(NoStamps):
 
     def __init__(self, kernel: Any, steps: int):
         self.kernel, self.steps = kernel, steps
+        units = -(-(kernel.spec.m or 0) // kernel.geometry.unit_rows)
+        #: whether no launch has more steps
+        self.fits = 0 < units <= steps * kernel.geometry.row_groups
         groups = tuple(f"{MMA} {group}" for group in range(kernel.plan.mma_groups))
         self.lanes = (CTA, FILL, SEND, MAIL, *groups)
         self.places = 2 * (2 * kernel.geometry.k_slots + OTHER_SPANS)
@@ -188,8 +191,11 @@ class Stamps(NoStamps):
         if site is None:
             return
         place = site.place + end + (0 if at is None else 2 * at)
-        keep = T.And(self.elected, row < self.steps)
-        stamp(T.address_of(self.buffer[self.kernel.cta, self.lane, row, place]), keep)
+        keep = self.elected if self.fits else T.And(self.elected, row < self.steps)
+        lane = Cell("int32", "stamp_lane", self.lane)
+        # or the compiler would make the address of each stamp ahead and keep it across the main loop
+        opaque(lane.value)
+        stamp(T.address_of(self.buffer[self.kernel.cta, lane.value, row, place]), keep)
 
     def _site(self, kind: str, number: int, extent: int) -> Site | None:
         """Its place in a step; None if there is none left."""

@@ -86,6 +86,8 @@ def _measured(what: str, target: str, plans: dict[str, Any] | None, ncu: bool, o
 def show(out: Console, made: Profile) -> None:
     """The summary as tables."""
     cost = "" if made.cost is None else f": {made.us:.1f} us a call; stamps add {made.cost:.0f} cycles"
+    if made.spilled:
+        out.print(f"with stamps the kernel spills {made.spilled} bytes a thread: its times differ from those without")
     out.print(f"{made.name} ({' x '.join(map(str, made.shape))}) on {made.device}{cost}")
     out.print(_roles(made))
     if made.ncu is not None:

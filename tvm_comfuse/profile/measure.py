@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 import torch
 
-from tvm_comfuse.bench.ours import compile_function
+from tvm_comfuse.bench.ours import compile_executable, compile_function
 from tvm_comfuse.bench.report import commit, device_name, environment
 from tvm_comfuse.bench.timing import time_call
+from tvm_comfuse.cuda import compile_cubin, sources
+from tvm_comfuse.cuda.callback import own_cuda_compiler
 from tvm_comfuse.errors import TargetError
 from tvm_comfuse.profile.report import Profile, ProfileError, kept
 from tvm_comfuse.profile.subject import Subject
 from tvm_comfuse.profile.summary import summarize
 from tvm_comfuse.profile.timeline import decode
 from tvm_comfuse.schedules.apply import plan_of
+from tvm_comfuse.target import HOPPER_ARCH
 from tvm_comfuse.tir_passes.instrument import instrumented
 from tvm_comfuse.tir_passes.lower import verify_or_raise
 
 if TYPE_CHECKING:
     from tvm.target import Target
+    from tvm.tirx import PrimFunc
 
 HOPPER = (9, 0)
 
@@ -43,7 +48,7 @@ def measure(subject: Subject, target: Target) -> Profile:
     with target:
         kernel, layout = instrumented(subject.func, subject.rows)
         verify_or_raise(kernel)
-    plain, stamped = compile_function(subject.func, target), compile_function(kernel, target)
+    plain, (stamped, spilled) = compile_function(subject.func, target), _compile_stamped(kernel, target)
     sets = subject.inputs(torch.cuda.get_device_properties(0).L2_cache_size)
     expected, outputs = subject.outputs(), subject.outputs()
     stamps = torch.zeros(layout.shape, dtype=torch.int32, device="cuda")
@@ -65,7 +70,18 @@ def measure(subject: Subject, target: Target) -> Profile:
         plan=plan_of(subject.func).to_dict(),
         us=us,
         us_instrumented=us_instrumented,
+        spilled=spilled,
         left_out=layout.left_out,
         timelines=kept(timelines),
         summary=summarize(timelines),
     )
+
+
+def _compile_stamped(kernel: PrimFunc, target: Target) -> tuple[Callable[..., None], int]:
+    """The instrumented kernel, and the bytes it spills."""
+    arch = str(target.attrs.get("arch", HOPPER_ARCH))
+    with target, own_cuda_compiler(arch):
+        executable = compile_executable(kernel, target)
+        # found in the cache: it is the source that was compiled
+        spilled = sum(compile_cubin(source, arch).spill_stores for source in sources(executable))
+        return executable["main"], spilled

@@ -2,6 +2,7 @@
 
     {"device", "date", "commit", "versions": {...}, "name", "shape": [M, N, K], "plan": {...},
      "us", "us_instrumented": microseconds of a call of the kernel without and with stamps, under the same load,
+     "spilled": bytes that a thread of the instrumented kernel spills: it is not the kernel without stamps then,
      "left_out": spans that found no place among the stamps,
      "timelines": [{"cta", "begin_ns", "end_ns", "cycles", "cycle_ns",
                     "spans": [[lane, kind, number, step, begin, end], ...]}, ...],
@@ -45,6 +46,7 @@ class Profile:
     plan: dict[str, Any]
     us: float | None
     us_instrumented: float | None
+    spilled: int
     left_out: int
     timelines: tuple[CtaTimeline, ...]
     summary: Summary
