@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -142,6 +143,8 @@ def serve() -> Iterator[tuple[dict[str, Any], Answers]]:
 
     Whatever libraries print goes to standard error.  The first answer is {"event": "ready"}.
     """
+    # a terminal sends Ctrl-C to all processes: the parent says what becomes of this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # libraries write to descriptor 1 whenever they like: keep the real one for the answers
     answers = Answers(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)

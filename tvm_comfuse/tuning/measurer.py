@@ -55,6 +55,7 @@ class Measurer:
     def __init__(self, func: Any, rows: int, target: Target, seed: int = 0):
         self._target, self._cuda = target, is_cuda(target)
         self._judge = Judge(func, rows, seed, target)
+        self._columns_first = analyze(func).w_layout == "NK"
         self._sets = self._input_sets(func, seed) if self._cuda else []
         self._reference: tuple[str, Callable[..., None]] | None = None
         self._reference_us: float | None = None
@@ -88,8 +89,7 @@ class Measurer:
         """Microseconds of the bare product by cuBLAS; None on a CPU."""
         if not self._cuda:
             return None
-        columns_first = self._sets[0][0].shape[1] == self._sets[0][1].shape[1]
-        return time_call(lambda x, w, *_: torch.mm(x, w.t() if columns_first else w), self._sets)
+        return time_call(lambda x, w, *_: torch.mm(x, w.t() if self._columns_first else w), self._sets)
 
     def _load(self, library: str) -> Callable[..., None]:
         with self._target, own_cuda_compiler(str(self._target.attrs.get("arch", HOPPER_ARCH))):

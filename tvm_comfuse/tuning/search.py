@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,6 +19,7 @@ from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.target import is_cuda
 from tvm_comfuse.tuning.build import Built
 from tvm_comfuse.tuning.builder import Builder
+from tvm_comfuse.tuning.interrupt import noting_interrupts
 from tvm_comfuse.tuning.log import Log
 from tvm_comfuse.tuning.measurer import Measured
 from tvm_comfuse.tuning.metaschedule import meta_schedule as ms
@@ -46,7 +45,7 @@ _TICK = 0.5
 class Settings:
     """What a user may set.
 
-    trials          candidates in all
+    trials          candidates in all, also those that fail
     time_budget     seconds, None without a limit
     early_stopping  candidates of a task in a row that do not improve it, None to go on
     """
@@ -61,7 +60,8 @@ class Settings:
 class Search:
     """One search over tasks.  `run` returns at its end and may be interrupted: everything found out is kept by then.
 
-    on_change  called after every event, for a display
+    on_change    called after every event, for a display
+    interrupted  ends the search at the next event once it is set
     """
 
     target: Target
@@ -73,6 +73,7 @@ class Search:
     settings: Settings
     log: Log
     on_change: Callable[[Search], None] = lambda search: None
+    interrupted: threading.Event = field(default_factory=threading.Event)
     progress: list[Progress] = field(default_factory=list)
     #: what stopped it: trials, time, space or interrupt
     stopped: str = ""
@@ -97,21 +98,19 @@ class Search:
     def run(self, tasks: Sequence[Task]) -> None:
         """Searches until trials, time or plans are used up.
 
-        SIGINT ends it at the next event, between steps: an exception in the midst of one would have to find its way
-        through TVM.  A second one is a KeyboardInterrupt, which ends it at once and is not raised either.
+        SIGINT ends it at the next event.  A second one is a KeyboardInterrupt, which ends it at once and is not raised
+        either.
         """
-        with _on_interrupt(self._interrupt):
+        with noting_interrupts(self.interrupted):
             self._run(tasks)
-
-    def _interrupt(self) -> None:
-        self.stopped = "interrupt"
 
     def _run(self, tasks: Sequence[Task]) -> None:
         try:
             # every task gets some, and few trials are not spent on one task
             size = max(1, min(BATCH, self.settings.trials // (2 * max(1, len(tasks)))))
             for task in tasks:
-                self.progress.append(self._prepare(task, size))
+                if not self._is_over():
+                    self.progress.append(self._prepare(task, size))
             self.on_change(self)
             while not self._is_over():
                 self._propose()
@@ -177,6 +176,8 @@ class Search:
     # --- candidates ---------------------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
+        if self.interrupted.is_set():
+            self.stopped = "interrupt"
         if self.seconds_left == 0.0:
             self.stopped = self.stopped or "time"
         return bool(self.stopped)
@@ -310,22 +311,3 @@ class Search:
             spills=candidate.built.spills,
             **values,
         )
-
-
-@contextmanager
-def _on_interrupt(note: Callable[[], None]) -> Iterator[None]:
-    """Has the first SIGINT inside call `note`; in a thread, which signals do not reach, nothing is changed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def first(_number: int, _frame: Any) -> None:
-        signal.signal(signal.SIGINT, before)
-        note()
-
-    signal.signal(signal.SIGINT, first)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
