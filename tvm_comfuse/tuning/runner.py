@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -54,13 +55,13 @@ class Device:
             self.products[task.key] = message["product_us"]
         return ""
 
-    def measure(self, task: Task, library: str, reference: str) -> Measured:
+    def measure(self, task: Task, library: str, reference: str, check: bool) -> Measured:
         """Measures a library, see `Measurer.measure`."""
         # of all tasks so far the device may be full: a new process has room
         failure = self.describe(task) and self.describe(task)
         if failure:
             return Measured(reason="died", failure=failure)
-        request = {"task": task.key, "library": library, "reference": reference}
+        request = {"task": task.key, "library": library, "reference": reference, "check": check}
         message, failure = self._ask(request, "end after its launch", self._limits.launch)
         if message is None:
             return Measured(reason="hang" if "hangs" in failure else "died", failure=failure)
@@ -91,7 +92,7 @@ class Device:
 
 
 class Runner:
-    """A context manager with measuring processes, each started again whenever a kernel spoils it.
+    """A context manager with measuring processes, each started again whenever a kernel spoils it.  Threads may share it.
 
     commands  one a process, this machine's alone if left out
     remote    whether they stand in for processes elsewhere
@@ -110,6 +111,7 @@ class Runner:
             self._free.put(device)
         self._pool = ThreadPoolExecutor(len(self._devices), thread_name_prefix="measure")
         self._futures: list[Future[Any]] = []
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Runner:
         return self
@@ -134,14 +136,15 @@ class Runner:
         for _ in self._devices:
             self._submit(lambda device: device.describe(task))
 
-    def submit(self, task: Task, library: str, reference: str = "") -> Future[Measured]:
+    def submit(self, task: Task, library: str, reference: str = "", check: bool = True) -> Future[Measured]:
         """Measures a library, see `Measurer.measure`; measurements begin in the order of the calls."""
-        return self._submit(lambda device: device.measure(task, library, reference))
+        return self._submit(lambda device: device.measure(task, library, reference, check))
 
     def _submit(self, work: Any) -> Future[Any]:
-        self._futures = [future for future in self._futures if not future.done()]
-        self._futures.append(self._pool.submit(self._with_device, work))
-        return self._futures[-1]
+        future = self._pool.submit(self._with_device, work)
+        with self._lock:
+            self._futures = [*(other for other in self._futures if not other.done()), future]
+        return future
 
     def _with_device(self, work: Any) -> Any:
         device = self._free.get()
