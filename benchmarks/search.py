@@ -111,7 +111,7 @@ class Bench:
     def sweep(self, row: Row) -> None:
         """Every legal plan of a row."""
         task, times, space = self._prepare(row)
-        sweep = Sweep(task, self._device, times, self._builder, self._runner, self._keep, self._interrupted)
+        sweep = Sweep(task, times, self._builder, self._runner, self._keep, self._interrupted)
         sweep.run(space.legal, None if math.isinf(self._left) else self._left)
 
     def compare(self, rows: Sequence[Row]) -> None:

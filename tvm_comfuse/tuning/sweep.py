@@ -16,9 +16,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from tvm import s_tir
+
 from tvm_comfuse.bench.timing import median
-from tvm_comfuse.schedules.apply import schedule
-from tvm_comfuse.schedules.device import Device
+from tvm_comfuse.schedules.apply import apply_plan
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.tuning.build import Built
 from tvm_comfuse.tuning.measurer import Measured
@@ -48,14 +49,13 @@ class Sweep:
     def __init__(
         self,
         task: Task,
-        device: Device,
         times: RowTimes,
         builder: Builds,
         runner: Runs,
         keep: Callable[[], None] = lambda: None,
         interrupted: threading.Event | None = None,
     ):
-        self._task, self._device, self._times = task, device, times
+        self._task, self._times = task, times
         self._builder, self._runner, self._keep = builder, runner, keep
         self._interrupted = interrupted or threading.Event()
         self._start = self._kept = time.monotonic()
@@ -162,7 +162,10 @@ class Sweep:
         return self._interrupted.is_set() or time.monotonic() > end
 
     def _function(self, plan: Plan) -> Any:
-        return schedule(self._task.func, self._device, plan)
+        # not apply.schedule, which asks legality once more and checks every step
+        sch = s_tir.Schedule(self._task.workload)
+        apply_plan(sch, plan)
+        return sch.mod["main"]
 
 
 def _together(turns: Sequence[PlanTime]) -> PlanTime:
