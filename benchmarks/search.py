@@ -5,7 +5,7 @@
     python benchmarks/search.py                                                         the table of what is known
 
 Everything goes into one file (--json), in which no plan is measured twice: searches take what a sweep or an earlier search
-has measured, so on a row with a whole sweep any number of seeds costs nothing but time on the host.  A run that was stopped
+has measured, so on a row with a whole sweep any number of seeds can be tried without a GPU.  A run that was stopped
 (--time-budget, Ctrl-C) keeps what it has and goes on when it is started again.
 
 Of a sweep all plans are timed, the fastest 5 % again in turns and compared with float64.  Random search begins with the
@@ -87,15 +87,15 @@ class Bench:
         self._suites = suites.load(options.suite_file)
         self._lock, self._interrupted = threading.Lock(), threading.Event()
         self.file = PlanTimes.read(options.json) if options.json.is_file() else PlanTimes.new()
-        if options.exhaustive or options.compare:
-            _same(self.file, PlanTimes.new(), options.json)
 
     def rows(self, names: Sequence[str]) -> list[Row]:
-        """The rows of names, each of which may be a suite's."""
+        """The rows of names, each of which may be a suite's.  Raises ComfuseError if they cannot be measured here."""
         found = []
         for name in names:
             suite = name if name in self._suites else None
             found += suites.select(self._suites, suite, None if suite else [name])
+        if not all(row.label in self.file.rows and self.file.rows[row.label].whole for row in found):
+            _same(self.file, PlanTimes.new(), self._options.json)
         return list(dict.fromkeys(found))
 
     @contextmanager

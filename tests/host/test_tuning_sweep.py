@@ -18,6 +18,7 @@ from tvm_comfuse.bench.suites import Row
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.tuning.contest import contest
+from tvm_comfuse.tuning.database import Database
 from tvm_comfuse.tuning.plan_times import PlanTime, PlanTimes, RowTimes
 from tvm_comfuse.tuning.sweep import FEWEST_FINALISTS, ROUNDS, Sweep
 
@@ -128,17 +129,23 @@ def test_a_contest_measures_no_plan_twice_and_takes_what_a_sweep_knows() -> None
     measured = len(runner.measured)
     free = contest("ranked", WHAT, TARGET, H200, times, builder, runner, 64, 7)
     assert len(runner.measured) == measured
-    assert free["built"] == 1  # the default plan, beside which others would be measured
+    assert free["built"] == 0
+    assert free["best"]["64"] == free["best_us"]
+
+
+def script_at(path: Path) -> ModuleType:
+    found = importlib.util.spec_from_file_location(f"benchmarks_{path.stem}", path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """benchmarks/search.py, which builds and measures nothing."""
-    found = importlib.util.spec_from_file_location("benchmarks_search", BENCHMARKS / "search.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    module = script_at(BENCHMARKS / "search.py")
 
     def us(plan: Plan, _: int) -> float:
         return random.Random(plan.to_json()).uniform(10.0, 20.0)
@@ -204,3 +211,29 @@ def test_a_file_of_something_else_is_an_error(script: ModuleType, tmp_path: Path
     file.write(path)
     assert script.main(["--json", str(path), "--compare", "post_norm"]) == 1
     assert "another GPU" in capsys.readouterr().err
+
+
+def test_rankings_of_a_file_or_a_folder_and_errors_for_anything_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranking = script_at(BENCHMARKS / "ranking.py")
+    file, times, us = PlanTimes.new(), row_times(), made_up(WHAT.spec, 1)
+    every = random.Random(0).sample(list(space_of(WHAT).legal), 40)
+    times.plans = {plan: PlanTime(us(plan)) for plan in every}
+    file.rows[ROW.label] = times
+    file.write(tmp_path / "search.json")
+    out = tmp_path / "ranking.json"
+    assert ranking.main([str(tmp_path / "search.json"), "--most", "30", "--json", str(out)]) == 0
+    assert "stock" in capsys.readouterr().out
+    written = json.loads(out.read_text())
+    assert written["device"] == file.header["device"]
+    assert {line["model"] for line in written["rankings"]} == {"random", "estimate", "stock", "plan"}
+    assert {line["candidates"] for line in written["rankings"]} == {15}
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text").write_text("no JSON")
+    for name in ("none", "empty", "text"):
+        assert ranking.main([str(tmp_path / name)]) == 1
+        assert "ranking: needed" in capsys.readouterr().err
+    Database.open(tmp_path / "records")
+    assert ranking.main([str(tmp_path / "records")]) == 1
+    assert "measured plans" in capsys.readouterr().err

@@ -70,6 +70,11 @@ class RowTimes:
         known = self.plans.get(self.default)
         return known.us if known is not None else None
 
+    @property
+    def whole(self) -> bool:
+        """Whether every plan is known."""
+        return len(self.plans) >= self.legal
+
     def us(self, plan: Plan) -> float | None:
         """A plan's time at the clock of the default plan's; None if it failed or is not known."""
         known = self.plans.get(plan)

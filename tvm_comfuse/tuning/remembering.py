@@ -49,7 +49,7 @@ class Runs(Protocol):
 
 
 class RememberingBuilder:
-    """Builds what `times` does not know, and the default plan in any case, as others are measured beside it.
+    """Builds what `times` does not know, and the default plan unless nothing is left to measure beside it.
 
     fresh  plans that were built
     """
@@ -63,10 +63,10 @@ class RememberingBuilder:
         """A build, or what is known of the plan instead of one."""
         plan = plan_of(func)
         known = self._times.plans.get(plan)
-        if plan == self._times.default:
-            if plan in self._started:
-                return self._started[plan]
-        elif known is not None and known.reason not in PASSING:
+        if plan in self._started:
+            return self._started[plan]
+        wanted = known is None or known.reason in PASSING or plan == self._times.default
+        if known is not None and (self._times.whole or not wanted):
             library = "" if known.reason else _KNOWN + plan.to_json()
             return _done(Built(library, known.reason, known.failure, known.registers))
         self.fresh += 1
@@ -107,8 +107,9 @@ class RememberingRunner:
         return self._runner.device_name
 
     def prepare(self, task: Task) -> None:
-        """The runner's."""
-        self._runner.prepare(task)
+        """The runner's, if there is anything to measure."""
+        if not self._times.whole:
+            self._runner.prepare(task)
 
     def submit(self, task: Task, library: str, reference: str = "", check: bool = True) -> Future[Measured]:
         """A measurement, or the one that is known."""
