@@ -15,6 +15,7 @@ from tvm import s_tir, tirx
 
 from .normal_form import MERGE_OPS, Block, check_pair, is_load, is_one, loads, normal_form, not_canonical, same_indices
 from .normal_form import operations as operations_of
+from .packed import packable
 
 #: block annotations of the second reduction of a mergeable pair
 MERGE, MERGE_WITH = "comfuse.merge", "comfuse.merge_with"
@@ -56,7 +57,8 @@ class Reduction:
 class Output:
     """An output: ``tile`` [M, N] or ``row`` [M, 1]; index is its position among the function's parameters.
 
-    late  it reads the value that its own stage carries
+    late      it reads the value that its own stage carries
+    packable  packed half-precision instructions can compute it from the carried value (packed.packable)
     """
 
     block: str
@@ -64,6 +66,7 @@ class Output:
     dtype: str
     kind: str
     late: bool = False
+    packable: bool = False
 
 
 @dataclass(frozen=True)
@@ -368,7 +371,8 @@ class _Analysis:
         good = same_indices(at, (block.i, block.j)) if kind == "tile" else same_indices(at[:1], (block.i,))
         if not good or block.op:
             raise not_canonical("an output block to write at [i, j], or at [i, 0]", block.name)
-        return Output(block.name, index, str(block.store.buffer.dtype), kind, late)
+        can_pack = kind == "tile" and packable(block.value, block.j)
+        return Output(block.name, index, str(block.store.buffer.dtype), kind, late, can_pack)
 
 
 def _uncast(expr: Any) -> Any:

@@ -18,6 +18,8 @@ from tvm.tirx.script import builder as frames
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.registers import THREADS_OF_GROUP, role_registers
 from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms, rounds
+from tvm_comfuse.schedules.split import tail_blocks
+from tvm_comfuse.schedules.tails import packed_vectors
 from tvm_comfuse.tir_passes.emit import operands, ring
 from tvm_comfuse.tir_passes.emit.dsl import Cell, Expr, do, either, loop, named, registers, store, u32, when
 from tvm_comfuse.tir_passes.emit.exchange import slots_of_group
@@ -68,6 +70,8 @@ class Kernel:
         self.fragment: Any = None
         self.early: dict[int, Any] = {}
         self.rounds = rounds(spec)
+        #: blocks whose expressions are computed in packed half precision
+        self.packed_blocks = tail_blocks(spec) if plan.packed_tail else frozenset()
         self.staging = StagingTiles.of(spec, plan)
         values = max([len(members) for members in self.rounds], default=0)
         self.layout = SharedLayout(self.geometry, self.staging.count, len(spec.col_operands), values)
@@ -222,15 +226,16 @@ class Kernel:
             self.tag_word = T.decl_buffer(
                 [1], "uint32", data=self.smem.data, scope="shared.dyn", byte_offset=self.layout.mailbox
             )
+        packed = packed_vectors(self.plan, self.spec)
         self.vector_views = [
             T.decl_buffer(
                 [self.plan.cta_columns],
-                "float32",
+                self.spec.x_dtype if operand.name in packed else "float32",
                 data=self.smem.data,
                 scope="shared.dyn",
                 byte_offset=self.layout.vector(index),
             )
-            for index in range(len(self.vectors))
+            for index, operand in enumerate(self.spec.col_operands)
         ]
 
     def _prologue(self) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from tvm_comfuse.schedules.legality import QUAD_COLUMNS
 from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS
+from tvm_comfuse.schedules.tails import QUAD_COLUMNS
 from tvm_comfuse.tir_passes.emit.dsl import do, loop, rolled, when
 from tvm_comfuse.tir_passes.emit.instructions import MULTICAST, TMA_LOAD, TMA_LOAD_5D, TMA_PREFETCH, TMA_STORE
 from tvm_comfuse.tir_passes.emit.ring import Cursor, arm, arrive, wait

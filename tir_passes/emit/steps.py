@@ -13,13 +13,13 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from tvm_comfuse.schedules.legality import QUAD_COLUMNS
 from tvm_comfuse.schedules.split import head_blocks, last_round, tail_blocks, tail_stages
+from tvm_comfuse.schedules.tails import QUAD_COLUMNS
 from tvm_comfuse.schedules.timetable import EARLY_SLOTS, Part, timetable
 from tvm_comfuse.tir_passes.emit import operands, ring
 from tvm_comfuse.tir_passes.emit.dsl import Cell, do, unrolled, when
 from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, Fragment
-from tvm_comfuse.tir_passes.emit.held import InAccumulators, InParked, Parked
+from tvm_comfuse.tir_passes.emit.held import InAccumulators, InParked, InWords, Parked
 from tvm_comfuse.tir_passes.emit.instructions import opaque
 from tvm_comfuse.tir_passes.emit.mma import Company
 from tvm_comfuse.tir_passes.emit.reduce import reduce_across, reduce_local
@@ -170,7 +170,8 @@ class Steps:
         """A part of the deferred work of a step; what the next part reads is asked for first."""
         parked = self.parked
         assert parked is not None
-        stages = self._stages(lambda: InParked(self.kernel, parked), step)
+        held = InWords if self.kernel.plan.packed_tail else InParked
+        stages = self._stages(lambda: held(self.kernel, parked), step)
         if slot + 1 < len(parts):
             self._load_ahead(parts, slot + 1, step)
         if parts[slot].takes:

@@ -9,9 +9,10 @@ from typing import Any
 
 from tvm_comfuse.schedules.co_residency import MAX_CLUSTER
 from tvm_comfuse.schedules.device import Device
-from tvm_comfuse.schedules.legality import QUAD_COLUMNS, legality
+from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS, Plan
 from tvm_comfuse.schedules.spec import ClusterSpec
+from tvm_comfuse.schedules.tails import QUAD_COLUMNS
 from tvm_comfuse.schedules.timetable import deferred_slots
 
 TILE_K = 64
