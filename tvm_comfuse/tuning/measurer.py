@@ -35,6 +35,7 @@ class Measured:
     failure       the same in words
     error         relative error against float64, of the output that is worst for what it may be; None if not checked
     allowed       what that error may be: twice that of rounding the exact result once, which eager PyTorch never beats
+    server        which server of a tracker measured it; "" for this machine
     """
 
     us: tuple[float, ...] = ()
@@ -43,6 +44,7 @@ class Measured:
     failure: str = ""
     error: float | None = None
     allowed: float | None = None
+    server: str = ""
 
 
 class Measurer:

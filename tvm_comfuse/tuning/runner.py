@@ -23,8 +23,10 @@ CHILD = (sys.executable, "-m", "tvm_comfuse.tuning.measure")
 DEFAULT_LIMITS = Limits(launch=30.0)
 #: what leaves a process without a usable device
 _FATAL = ("fault", "hang", "died")
-#: seconds that a remote answer may take longer than the work: for the way, and for a server to be free
-_ON_THE_WAY = 90.0
+#: seconds that a remote answer may take longer than the work, for the way
+_ON_THE_WAY = 60.0
+#: seconds in which a tracker should have a free server, and how often it is asked while other servers may be used instead
+_CONNECT_S, _ATTEMPTS = 30.0, 3
 
 
 class Device:
@@ -35,7 +37,7 @@ class Device:
         self.worker = Worker(command)
         self._described: set[str] = set()
         self.products: dict[str, float] = {}
-        self.name = ""
+        self.name, self.server = "", ""
 
     def describe(self, task: Task) -> str:
         """Has the process know a task; what went wrong, or ""."""
@@ -55,6 +57,14 @@ class Device:
             self.products[task.key] = message["product_us"]
         return ""
 
+    def connect(self) -> str:
+        """Has a server for what follows; what went wrong, or "".  On this machine there is nothing to do."""
+        if not self._remote or (self.server and self.worker.running):
+            return ""
+        message, failure = ask(self.worker, {"connect": True}, "find a free server", _CONNECT_S, self._limits.start)
+        self.server = str(message["server"]) if message is not None else ""
+        return failure
+
     def measure(self, task: Task, library: str, reference: str, check: bool) -> Measured:
         """Measures a library, see `Measurer.measure`."""
         # of all tasks so far the device may be full: a new process has room
@@ -66,7 +76,7 @@ class Device:
         if message is None:
             return Measured(reason="hang" if "hangs" in failure else "died", failure=failure)
         values = message["measured"]
-        measured = Measured(**{**values, "us": tuple(values["us"])})
+        measured = Measured(**{**values, "us": tuple(values["us"]), "server": self.server})
         if measured.reason in _FATAL:
             # a faulting kernel leaves its process without a usable GPU, so never go on with the same one
             self._restart()
@@ -82,6 +92,9 @@ class Device:
     def _ask(self, request: dict[str, Any], doing: str, limit: float) -> tuple[dict[str, Any] | None, str]:
         start = self._limits.start
         if self._remote:
+            if failure := self.connect():
+                self._described.clear()
+                return None, failure
             request = {**request, "doing": doing, "limit": limit, "start": start}
             limit += start + _ON_THE_WAY
         message, failure = ask(self.worker, request, doing, limit, start)
@@ -147,8 +160,12 @@ class Runner:
         return future
 
     def _with_device(self, work: Any) -> Any:
-        device = self._free.get()
-        try:
-            return work(device)
-        finally:
-            self._free.put(device)
+        for attempt in range(_ATTEMPTS):
+            device = self._free.get()
+            try:
+                # where a server is gone for good, the work goes to another one
+                if not device.connect() or attempt == _ATTEMPTS - 1:
+                    return work(device)
+            finally:
+                self._free.put(device)
+        raise AssertionError("the last attempt returns")

@@ -111,7 +111,7 @@ class Search:
             # every task gets some, and few trials are not spent on one task
             size = max(1, min(BATCH, self.settings.trials // (2 * max(1, len(tasks)))))
             for task in tasks:
-                if not self._is_over():
+                if not self.interrupted.is_set():
                     self.progress.append(self._prepare(task, size))
             self.on_change(self)
             while not self._is_over():
@@ -285,7 +285,8 @@ class Search:
         progress.since_best += 1
         if progress.best is None or record.us < progress.best.us:
             progress.best, progress.since_best = record, 0
-        self._note("measured", progress, candidate, us=record.us, error=record.error, clock=scale)
+        where = {"server": measured.server} if measured.server else {}
+        self._note("measured", progress, candidate, us=record.us, error=record.error, clock=scale, **where)
         self._finish_batches(progress)
 
     def _finish_batches(self, progress: Progress) -> None:
