@@ -101,7 +101,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         events = list(killer.log.events())
     (task,) = result.tasks
     measured = Counter(event["server"] for event in events if event["event"] == "measured")
-    report = asdict(new_report("trials of one search on several servers, one of which was killed; see benchmarks/two_gpus.py"))
+    report = asdict(
+        new_report("trials of one search on several servers, one of which was killed; see benchmarks/two_gpus.py")
+    )
     return {
         **{name: report[name] for name in ("device", "date", "commit", "versions", "protocol")},
         "row": row.label,

@@ -83,7 +83,7 @@ def test_work_goes_to_another_server_when_one_is_gone(monkeypatch: pytest.Monkey
     """Stand-ins for servers: the first one's tracker has no server any more."""
     monkeypatch.setattr("tvm_comfuse.tuning.runner._CONNECT_S", 0.7)
     stand_in = CHILD.replace(
-        "    if \"library\" not in request:",
+        '    if "library" not in request:',
         """    if "connect" in request:
         time.sleep(60 * (behaviour[-1] == "gone"))
         print(json.dumps({"server": behaviour[-1]}), flush=True)
@@ -104,7 +104,9 @@ def test_work_goes_to_another_server_when_one_is_gone(monkeypatch: pytest.Monkey
 
 def test_children_leave_interrupts_to_their_parent() -> None:
     """A terminal sends Ctrl-C to all processes of a command."""
-    code = "import os\nfrom tvm_comfuse.worker import serve\nfor _, answers in serve(): answers.send({'pid': os.getpid()})"
+    code = (
+        "import os\nfrom tvm_comfuse.worker import serve\nfor _, answers in serve(): answers.send({'pid': os.getpid()})"
+    )
     with Worker([sys.executable, "-c", code]) as worker:
         worker.start()
         worker.answer(20.0)

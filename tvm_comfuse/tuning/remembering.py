@@ -65,8 +65,7 @@ class RememberingBuilder:
         known = self._times.plans.get(plan)
         if plan in self._started:
             return self._started[plan]
-        wanted = known is None or known.reason in PASSING or plan == self._times.default
-        if known is not None and (self._times.whole or not wanted):
+        if known is not None and (self._times.whole or plan != self._times.default):
             library = "" if known.reason else _KNOWN + plan.to_json()
             return _done(Built(library, known.reason, known.failure, known.registers))
         self.fresh += 1
@@ -86,7 +85,7 @@ class RememberingBuilder:
         return next((plan, result) for plan, result in done if result.library == library)
 
     def _keep_failure(self, plan: Plan, future: Future[Built]) -> None:
-        if not future.cancelled() and future.result().reason:
+        if not future.cancelled() and future.result().reason not in ("", *PASSING):
             self._times.plans[plan] = PlanTime(reason=future.result().reason, failure=future.result().failure)
 
 
@@ -123,7 +122,7 @@ class RememberingRunner:
         return future
 
     def _keep(self, plan: Plan, built: Built, future: Future[Measured]) -> None:
-        if not future.cancelled():
+        if not future.cancelled() and future.result().reason not in PASSING:
             self._times.plans[plan] = plan_time(future.result(), built)
 
 

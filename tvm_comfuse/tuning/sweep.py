@@ -66,10 +66,13 @@ class Sweep:
         plans = list(plans)
         end = math.inf if budget is None else self._start + budget
         self._runner.prepare(self._task)
-        self._measure_default()
-        rest = [plan for plan in plans if plan not in self._times.plans]
+        rest = [plan for plan in plans if plan not in self._times.plans and plan != self._times.default]
         random.Random(seed).shuffle(rest)
-        self._through(rest, end - (0.0 if budget is None else budget * _FINAL_SHARE))
+        default = self._builder.submit(self._function(self._times.default))
+        # the processes that build start while the first plan is measured
+        started = [(plan, self._builder.submit(self._function(plan))) for plan in rest[: self._builder.parallel]]
+        self._measure_default(default.result())
+        self._through(started, rest[len(started) :], end - (0.0 if budget is None else budget * _FINAL_SHARE))
         timed_s = time.monotonic() - self._start
         finalists = self._finalists(len(plans))
         self._finals(finalists, end)
@@ -91,9 +94,8 @@ class Sweep:
 
     # --- each plan once -----------------------------------------------------------------------------------------------
 
-    def _measure_default(self) -> None:
+    def _measure_default(self, built: Built) -> None:
         plan, known = self._times.default, self._times.plans.get(self._times.default)
-        built = self._builder.submit(self._function(plan)).result()
         if built.reason:
             self._times.plans[plan] = PlanTime(reason=built.reason, failure=built.failure)
             return
@@ -102,8 +104,8 @@ class Sweep:
         if not self._times.plans[plan].reason:
             self._reference = built.library
 
-    def _through(self, plans: Sequence[Plan], end: float) -> None:
-        """Builds and times plans until the end."""
+    def _through(self, started: Sequence[tuple[Plan, Future[Built]]], plans: Sequence[Plan], end: float) -> None:
+        """Builds and times plans until the end, first those whose builds have started."""
         left, under_way = list(reversed(plans)), dict[Future[Any], Callable[[Any], None]]()
 
         def built(plan: Plan, result: Built) -> None:
@@ -117,6 +119,8 @@ class Sweep:
             self._times.plans[plan] = plan_time(values, result)
             self._builder.discard(result.library)
 
+        for plan, future in started:
+            under_way[future] = partial(built, plan)
         while not self._is_over(end):
             while left and len(under_way) < _AHEAD * self._builder.parallel:
                 plan = left.pop()
