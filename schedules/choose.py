@@ -28,8 +28,8 @@ LAYOUTS = (("pingpong", 1, 1), ("cooperative", 2, 1), ("cooperative", 1, 2))
 #: ptxas spills registers too often to take one unseen
 MMA_GROUPS = (2, 3)
 CLUSTERS_M = (1, 2)
-#: exchange scopes in which a kernel starts before the one in front of it has ended, which saves about 0.5 us (docs/performance.md);
-#: not `grid`, whose CTAs wait for one another while those of the kernel in front still hold SMs
+#: exchange scopes in which a kernel starts before the one in front of it has ended, which saves about 0.5 us; not `grid`, whose
+#: CTAs wait for one another while those of the kernel in front still hold SMs
 EARLY_SCOPES = ("none", "warp", "cta", "cluster")
 
 
