@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 
 from tvm_comfuse.schedules.split import head_blocks, last_round, tail_blocks, tail_stages
 from tvm_comfuse.schedules.tails import QUAD_COLUMNS
-from tvm_comfuse.schedules.timetable import EARLY_SLOTS, Part, timetable
+from tvm_comfuse.schedules.timetable import Part, early_slots, timetable
 from tvm_comfuse.tir_passes.emit import operands, ring
 from tvm_comfuse.tir_passes.emit.dsl import Cell, do, unrolled, when
 from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, Fragment
@@ -155,7 +155,7 @@ class Steps:
     def company(self, step: Expr, use: Expr) -> Company:
         """What runs beside a step's main loop: of the step before, the deferred part; of this step, the first operands of the
         head."""
-        last = min(EARLY_SLOTS, self.kernel.geometry.k_slots) if self.early else 0
+        last = early_slots(self.kernel.plan, self.spec.k) if self.early else 0
         parts = timetable(self.kernel.plan, self.spec.k) if self.parked else []
         return Company(len(parts), partial(self._beside_first, parts, step, use), last, partial(self._load_early, step))
 
