@@ -33,7 +33,6 @@ from tvm_comfuse.bench.suites import Row
 from tvm_comfuse.cli.tune import seconds
 from tvm_comfuse.errors import ComfuseError
 from tvm_comfuse.frontend import from_relax
-from tvm_comfuse.schedules.choose import default_plan
 from tvm_comfuse.schedules.device import H200, device_of
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.tuning.builder import Builder
@@ -141,15 +140,13 @@ class Bench:
         tasks, refusals = tasks_of(module, self._device)
         if len(tasks) != 1:
             raise ReportError("a row that is one cluster", f"{refusals or len(tasks)} in {row.label}", "leave it out")
-        space, default = (make(tasks[0].spec, self._device) for make in (Space.of, default_plan))
-        assert isinstance(space, Space)
-        assert isinstance(default, Plan)  # a task has a legal plan
+        space = Space.of(tasks[0].spec, self._device)
+        assert isinstance(space, Space)  # or there were no task
         with self._lock:
-            times = self.file.rows.setdefault(row.label, RowTimes(row, len(space.legal), default))
-        if times.default != default:
-            raise ReportError(
-                f"times beside the default plan {default.short()}", times.default.short(), "begin a new file"
-            )
+            times = self.file.rows.setdefault(row.label, RowTimes(row, len(space.legal), space.default))
+        if times.default != space.default:
+            needed = f"times beside the default plan {space.default.short()}"
+            raise ReportError(needed, times.default.short(), "begin a new file")
         return tasks[0], times, space
 
     def _keep(self) -> None:

@@ -146,6 +146,13 @@ class Space:
                     found[plan] = (*base, grid)
         return found
 
+    @cached_property
+    def default(self) -> Plan:
+        """The plan without tuning."""
+        plan = default_plan(self.spec, self.device)
+        assert isinstance(plan, Plan)  # there is a space because there is a candidate
+        return plan
+
     def points(self) -> Iterator[tuple[int, ...]]:
         """All points."""
         yield from product(*(range(len(axis.values)) for axis in self.axes))

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from tvm.ir.utils import derived_object
 
 from tvm_comfuse.errors import PlanError
-from tvm_comfuse.schedules.choose import default_plan
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.spec import analyze
@@ -109,8 +108,7 @@ class RankedSearch(ms.search_strategy.PySearchStrategy):
         self._space, self._left, self._size = space, max_trials, num_trials_per_iter
         self._chance = random.Random(self._seed)
         self._plans = list(space.legal)
-        first = default_plan(space.spec, self._device)
-        self._first = [first] if isinstance(first, Plan) else []
+        self._first = [space.default]
         self._features = self._model.matrix(self._context, space, self._plans)
         self._proposed = _known_plans(database, self._context.mod)
 
