@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from tvm.ir.utils import derived_object
@@ -33,6 +34,7 @@ T = TypeVar("T", bound=Hashable)
 Choice = Callable[[Sequence[Plan], Sequence[Plan], int, random.Random], list[Plan]]
 
 
+@lru_cache(maxsize=2**15)
 def family(plan: Plan) -> Plan:
     """The plan without what changes its time least: depth and number of CTAs."""
     return replace(plan, pipeline_depth=2, ctas=1)
