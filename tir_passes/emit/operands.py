@@ -262,7 +262,8 @@ class Eights:
 
     def word(self, place: ElementPlace) -> Expr:
         """Two neighbours."""
-        return self.words[(*self._group(place), place.word)]
+        row, group = self._group(place)
+        return self.words[row, group, place.word]
 
     def _group(self, place: ElementPlace) -> tuple[int, Expr]:
         return place.row, place.box * 2 + place.pair // 2 - self.first
