@@ -13,7 +13,18 @@ from typing import Any
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from .normal_form import MERGE_OPS, Block, check_pair, is_load, is_one, loads, normal_form, not_canonical, same_indices
+from .normal_form import (
+    MERGE_OPS,
+    Block,
+    approximable,
+    check_pair,
+    is_load,
+    is_one,
+    loads,
+    normal_form,
+    not_canonical,
+    same_indices,
+)
 from .normal_form import operations as operations_of
 from .packed import packable
 
@@ -76,6 +87,7 @@ class Stage:
     carried     block that makes this stage's float32 [M, N] value; None if the value of an earlier stage, or the
                 product, stays the carried one
     operations  scalar operations that all blocks of the stage do for one element of the tile (normal_form.operations)
+    approximable  one of them is a function that fast_math makes cheaper
     """
 
     index: int
@@ -83,6 +95,7 @@ class Stage:
     reductions: tuple[Reduction, ...]
     outputs: tuple[Output, ...]
     operations: int = 0
+    approximable: bool = False
 
     @property
     def passes(self) -> list[tuple[str, ...]]:
@@ -303,7 +316,8 @@ class _Analysis:
                 raise not_canonical("a stage block to write at [i, j]", block.name)
         reductions.sort(key=lambda r: self.blocks[r.block].nth or 0)
         outputs.sort(key=lambda o: self.blocks[o.block].output or 0)
-        stage = Stage(level, own, tuple(reductions), tuple(outputs), operations)
+        cheaper = any(approximable(block.value) for block in mine)
+        stage = Stage(level, own, tuple(reductions), tuple(outputs), operations, cheaper)
         return stage, value, rows + [reduction.block for reduction in reductions]
 
     def _check_reads(self, block: Block, tiles: set[str], rows: list[str]) -> None:

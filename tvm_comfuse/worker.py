@@ -67,14 +67,16 @@ class Worker:
         self._process.stdin.flush()
 
     def answer(self, limit: float) -> dict[str, Any]:
-        """The next message; TimeoutError after `limit` seconds, ChildProcessError if the child has ended."""
+        """The next message; TimeoutError after `limit` seconds, ChildProcessError if the child has ended or was ended."""
         try:
             message = self._answers.get(timeout=limit)
         except queue.Empty:
             raise TimeoutError from None
         if message is None:
-            assert self._process is not None
-            raise ChildProcessError(f"status {_wait(self._process)}; {self._tail()}")
+            process = self._process
+            # another thread may have ended it meanwhile
+            status = f"status {_wait(process)}; {self._tail()}" if process is not None else "ended by its parent"
+            raise ChildProcessError(status)
         return message
 
     def end(self) -> None:

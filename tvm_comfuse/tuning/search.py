@@ -30,7 +30,7 @@ from tvm_comfuse.tuning.record import Record, Store, stock_record
 from tvm_comfuse.tuning.rules import space_generator
 from tvm_comfuse.tuning.runner import Runner
 from tvm_comfuse.tuning.space import Space
-from tvm_comfuse.tuning.strategy import RankedSearch, candidate_for
+from tvm_comfuse.tuning.strategy import Choice, RankedSearch, candidate_for, promising
 from tvm_comfuse.tuning.task import Task
 
 #: candidates proposed at a time: the model learns between batches
@@ -62,6 +62,7 @@ class Search:
 
     on_change    called after every event, for a display
     interrupted  ends the search at the next event once it is set
+    choose       which of the ranked plans are measured next
     """
 
     target: Target
@@ -74,6 +75,7 @@ class Search:
     log: Log
     on_change: Callable[[Search], None] = lambda search: None
     interrupted: threading.Event = field(default_factory=threading.Event)
+    choose: Choice = promising
     progress: list[Progress] = field(default_factory=list)
     #: what stopped it: trials, time, space or interrupt
     stopped: str = ""
@@ -109,7 +111,7 @@ class Search:
             # every task gets some, and few trials are not spent on one task
             size = max(1, min(BATCH, self.settings.trials // (2 * max(1, len(tasks)))))
             for task in tasks:
-                if not self._is_over():
+                if not self.interrupted.is_set():
                     self.progress.append(self._prepare(task, size))
             self.on_change(self)
             while not self._is_over():
@@ -132,7 +134,7 @@ class Search:
         """Starts the strategy of a task with the records and failures of earlier searches."""
         space = Space.of(task.spec, self.device)
         assert isinstance(space, Space)  # tasks_of takes no others
-        strategy = RankedSearch(self.device, self.model, self._chance.randrange(2**31))
+        strategy = RankedSearch(self.device, self.model, self._chance.randrange(2**31), self.choose)
         context = tune_context(
             task.workload,
             target=self.target,
@@ -283,7 +285,8 @@ class Search:
         progress.since_best += 1
         if progress.best is None or record.us < progress.best.us:
             progress.best, progress.since_best = record, 0
-        self._note("measured", progress, candidate, us=record.us, error=record.error, clock=scale)
+        where = {"server": measured.server} if measured.server else {}
+        self._note("measured", progress, candidate, us=record.us, error=record.error, clock=scale, **where)
         self._finish_batches(progress)
 
     def _finish_batches(self, progress: Progress) -> None:
