@@ -34,13 +34,13 @@ class Company:
     """What else a warp group does while its wgmmas run.
 
     first_slots, beside_first(k)  emitted beside each of the first slots, which are unrolled
-    last_slots, before_last()     emitted once, before the last slots
+    last_slots, beside_last(k)    the same beside the last slots
     """
 
     first_slots: int
     beside_first: Callable[[Expr], None]
     last_slots: int
-    before_last: Callable[[], None]
+    beside_last: Callable[[Expr], None]
 
 
 class MainLoop:
@@ -103,9 +103,8 @@ class MainLoop:
             self._slot_and_more(cursor, step, k + first, _alone)
         # no condition in a loop leads there: what it brings would hold registers in every slot
         if last:
-            company.before_last()
-            with rolled(last, "k") as k:
-                self._slot_and_more(cursor, step, k + (slots - last), _alone)
+            with unrolled(last, "k") as k:
+                self._slot_and_more(cursor, step, k + (slots - last), partial(company.beside_last, k))
         issued()
         kernel.stamps.begin("drain", step // kernel.geometry.steps_of_group)
         do(T.ptx.wgmma.wait_group.sync.aligned(0))

@@ -17,7 +17,7 @@ from tvm_comfuse.schedules.split import head_blocks, last_round, tail_blocks, ta
 from tvm_comfuse.schedules.tails import QUAD_COLUMNS
 from tvm_comfuse.schedules.timetable import Part, early_slots, timetable
 from tvm_comfuse.tir_passes.emit import operands, ring
-from tvm_comfuse.tir_passes.emit.dsl import Cell, do, unrolled, when
+from tvm_comfuse.tir_passes.emit.dsl import Cell, do, when
 from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, Fragment
 from tvm_comfuse.tir_passes.emit.held import InAccumulators, InParked, InWords, Parked
 from tvm_comfuse.tir_passes.emit.instructions import opaque
@@ -163,7 +163,9 @@ class Steps:
         head."""
         last = early_slots(self.kernel.plan, self.spec.k) if self.early else 0
         parts = timetable(self.kernel.plan, self.spec.k) if self.parked else []
-        return Company(len(parts), partial(self._beside_first, parts, step, use), last, partial(self._load_early, step))
+        return Company(
+            len(parts), partial(self._beside_first, parts, step, use), last, partial(self._load_early, step, last)
+        )
 
     def _beside_first(self, parts: list[Part], step: Expr, use: Expr, k: Expr) -> None:
         with when(use > 0):
@@ -258,9 +260,19 @@ class Steps:
             if operands.reads_eights(kernel, index) and not tail.isdisjoint(operand.readers)
         }
 
-    def _load_early(self, step: Expr) -> None:
-        stages = self._stages(lambda: InAccumulators(self.kernel), step)
+    def _load_early(self, step: Expr, slots: int, k: Expr) -> None:
+        """Asks for the early operands of some boxes, beside the k-th of the last slots: what comes all at once holds up the
+        tiles of the ring."""
+        boxes = self.rows.fragment.boxes
+        for slot in range(min(slots, boxes)):
+            with when(k == slot):
+                self._load_boxes(
+                    step, range(boxes * slot // min(slots, boxes), boxes * (slot + 1) // min(slots, boxes))
+                )
+
+    def _load_boxes(self, step: Expr, boxes: range) -> None:
+        self._stages(lambda: InAccumulators(self.kernel), step)
         for index, eights in self.early.items():
             rows = operands.GlobalRows(self.kernel, self.kernel.tiles[index].buffer, step)
-            with unrolled(stages.fragment.boxes, "box") as box:
+            for box in boxes:
                 eights.load(rows, box, range(BOX_PAIRS))
