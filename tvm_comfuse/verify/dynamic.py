@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from tvm_comfuse.schedules.rows import is_rows
 from tvm_comfuse.verify.finding import Finding
 from tvm_comfuse.verify.interpreter import Program
 
@@ -124,7 +125,7 @@ def random_inputs(func: Any, rows: int, outputs: int, seed: int) -> list[Array]:
     for position, param in enumerate(list(func.params)[: len(func.params) - outputs]):
         shape = [int(extent) if isinstance(extent, tirx.IntImm) else rows for extent in param.shape]
         values = rng.standard_normal(shape) + 0.5
-        scale = shape[-1] ** -0.5 if position == 1 else 1.0
+        scale = shape[-1] ** -0.5 if position == 1 and not is_rows(func) else 1.0
         arrays.append((values * scale).astype(numpy_dtype(str(param.dtype))))
     return arrays
 
