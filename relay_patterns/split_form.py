@@ -39,11 +39,12 @@ class SplitForm:
         return SplitForm(replace(self.gemm, func=gemm), replace(self.rows, func=rows), self.between)
 
 
-def split_form(cluster: Cluster, dtype: str) -> SplitForm:
+def split_form(cluster: Cluster) -> SplitForm:
     """The split form of a cluster with a row reduction.
 
-    dtype  of the product in the model, which the value between the functions gets: it is rounded where eager PyTorch rounds
+    The value between the functions has the dtype of the product in the model: it is rounded where eager PyTorch rounds one.
     """
+    dtype = cluster.anchor.product
     between = _between(cluster, dtype)
     early = [output for output in cluster.outputs if output.node.level == 0]
     if not any(output.node is between and output.dtype == dtype for output in early):

@@ -15,6 +15,8 @@ from tvm import tirx
 from tvm_comfuse.errors import PlanError
 from tvm_comfuse.refusal import Refusal
 
+from .cost import CLOCK_GHZ
+from .cost import LANES as ISSUE_LANES
 from .device import Device
 from .footprint import dtype_bytes
 from .normal_form import not_canonical
@@ -36,6 +38,9 @@ BUSY_WARPS = 8
 CTAS_OF_SM = 8
 #: from the end of the kernel in front to the first loads, and the latency of the last row
 LAUNCH_US = 2.0
+#: instructions of an element for each that cost.stage_time counts: conversions, and functions without approximation.  Both
+#: from what TorchInductor's kernels take beside the bare product (benchmarks/results/h200/post_norm.json, row_stages.json)
+INSTRUCTIONS = 1.2
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,13 @@ class RowsPlan:
         """Threads of a CTA."""
         return self.warps * self.rows * LANES
 
+    def to_dict(self) -> dict[str, Any]:
+        """A dictionary of plain JSON values."""
+        return asdict(self)
+
     def to_json(self) -> str:
         """One line of JSON with sorted keys."""
-        return json.dumps(asdict(self), sort_keys=True)
+        return json.dumps(self.to_dict(), sort_keys=True)
 
     def short(self) -> str:
         """For people."""
@@ -137,13 +146,13 @@ def rows_plan_of(func: tirx.PrimFunc) -> RowsPlan:
 
 
 def rows_estimate(spec: RowsSpec, device: Device, rows: int) -> float:
-    """Microseconds of the kernel with this many rows: every [M, N] tensor moved once, and a launch.
-
-    TorchInductor's kernels take this in benchmarks/results/h200/post_norm.json, where it is the time beside the bare product.
-    """
+    """Microseconds of the kernel with this many rows: a launch, and the longer of moving every [M, N] tensor once and of the
+    stages' instructions."""
     streams: list[Any] = [*spec.tile_operands, *spec.tile_outputs]
-    moved = rows * spec.n * sum(dtype_bytes(tensor.dtype) for tensor in streams)
-    return LAUNCH_US + moved / (device.hbm_gbps * 1e3)
+    elements = rows * spec.n
+    memory = elements * sum(dtype_bytes(tensor.dtype) for tensor in streams) / (device.hbm_gbps * 1e3)
+    operations = sum(stage.operations for stage in spec.stages) * INSTRUCTIONS
+    return LAUNCH_US + max(memory, operations * elements / (ISSUE_LANES * device.sms * CLOCK_GHZ * 1e3))
 
 
 def _chunks(n: int, warps: int) -> int:

@@ -38,6 +38,8 @@ def show(out: Console, explanation: Explanation) -> None:
     for matmul in explanation.matmuls:
         if matmul.plan_source:
             out.print(f"{matmul.name} plan is {matmul.plan_source}")
+        if matmul.times:
+            out.print(f"{matmul.name} {matmul.times}")
         for end in matmul.ends:
             out.print(f"{matmul.name} {end}")
     if explanation.note:
