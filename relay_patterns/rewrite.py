@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import tvm
 from tvm import relax, tirx
@@ -19,9 +19,9 @@ from tvm_comfuse.relay_patterns.grow import grow
 from tvm_comfuse.relay_patterns.split_form import SplitForm
 
 #: what stands for a cluster: one function, perhaps scheduled, or two
-Form = tirx.PrimFunc | SplitForm
+Form: TypeAlias = "tirx.PrimFunc | SplitForm"
 #: given a canonical function: what to use instead, or why the cluster is not to be replaced
-Accept = Callable[[tirx.PrimFunc], Form | Refusal]
+Accept = Callable[[tirx.PrimFunc], "Form | Refusal"]
 
 
 def _keep(func: tirx.PrimFunc) -> Form | Refusal:

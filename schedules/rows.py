@@ -15,11 +15,13 @@ from tvm import tirx
 from tvm_comfuse.errors import PlanError
 from tvm_comfuse.refusal import Refusal
 
+from .apply import plan_of
 from .cost import CLOCK_GHZ
 from .cost import LANES as ISSUE_LANES
 from .device import Device
 from .footprint import dtype_bytes
 from .normal_form import not_canonical
+from .plan import Plan
 from .spec import Analysis, RowsSpec, analyze
 
 KIND, ROWS = "comfuse.kind", "rows"
@@ -73,7 +75,9 @@ class RowsPlan:
 
     def short(self) -> str:
         """For people."""
-        return f"{self.rows} row{'s' if self.rows > 1 else ''} a CTA, {self.warps} x {LANES} lanes x {self.chunks} chunks"
+        return (
+            f"{self.rows} row{'s' if self.rows > 1 else ''} a CTA, {self.warps} x {LANES} lanes x {self.chunks} chunks"
+        )
 
 
 def is_rows(func: tirx.PrimFunc) -> bool:
@@ -143,6 +147,11 @@ def rows_plan_of(func: tirx.PrimFunc) -> RowsPlan:
     if not has_rows_plan(func):
         raise PlanError("a rows function with a plan", "none", "use schedules.rows.schedule_rows first")
     return RowsPlan(**json.loads(str(func.attrs[ROWS_PLAN])))
+
+
+def kernel_plan_of(func: tirx.PrimFunc) -> Plan | RowsPlan:
+    """The plan of a scheduled cluster or of a rows function.  Raises PlanError if it has none."""
+    return rows_plan_of(func) if is_rows(func) else plan_of(func)
 
 
 def rows_estimate(spec: RowsSpec, device: Device, rows: int) -> float:

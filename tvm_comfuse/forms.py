@@ -32,14 +32,16 @@ ESTIMATES, MEASURED = "estimates", "measured"
 
 @dataclass(frozen=True)
 class Split:
-    """The split form of a cluster, scheduled.
+    """The split form of a cluster.
 
-    form  its functions
+    plain  its functions as they are made
+    form   the same, scheduled
     gemm  plan of the first
     rows  plan of the second
     us    estimate of both together, in microseconds
     """
 
+    plain: SplitForm
     form: SplitForm
     gemm: Plan
     rows: RowsPlan
@@ -47,7 +49,7 @@ class Split:
 
     def on_cpu(self) -> SplitForm:
         """The functions scheduled for LLVM."""
-        return self.form.with_functions(cpu_schedule(self.form.gemm.func), cpu_schedule(self.form.rows.func))
+        return self.plain.with_functions(cpu_schedule(self.plain.gemm.func), cpu_schedule(self.plain.rows.func))
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,9 @@ def check_form(form: str) -> None:
         raise PlanError(f"form out of {', '.join(FORMS)}", repr(form), "use one of them")
 
 
-def make_split(cluster: Cluster, device: Device, plan_for: Callable[[PrimFunc], Plan | Refusal | None]) -> Split | Refusal:
+def make_split(
+    cluster: Cluster, device: Device, plan_for: Callable[[PrimFunc], Plan | Refusal | None]
+) -> Split | Refusal:
     """The split form of a cluster with a row reduction, with plans for a device.
 
     plan_for  gives the plan of a product without reductions; None leaves it to the cost model
@@ -112,7 +116,7 @@ def make_split(cluster: Cluster, device: Device, plan_for: Callable[[PrimFunc], 
         return gemm
     spec, chosen = analyze(gemm), plan_of(gemm)
     us = estimate(chosen, spec, device).total + rows_estimate(analyze_rows(rows), device, rows_of(spec))
-    return Split(form.with_functions(gemm, rows), chosen, rows_plan_of(rows), us)
+    return Split(form, form.with_functions(gemm, rows), chosen, rows_plan_of(rows), us)
 
 
 def choose(
@@ -127,12 +131,14 @@ def choose(
     measured  microseconds of both forms on this device, if they are known
     """
     if isinstance(fused, Refusal):
-        return FormChoice(SPLIT, None, split.us, ESTIMATES, split.gemm, split.rows, f"no plan makes one of it ({fused})")
+        return FormChoice(
+            SPLIT, None, split.us, ESTIMATES, split.gemm, split.rows, f"no plan makes one of it ({fused})"
+        )
     spec, plan = fused
     fused_us, split_us = measured or (estimate(plan, spec, device).total, split.us)
     basis = MEASURED if measured else ESTIMATES
     if wanted == AUTO:
         chosen, why = (FUSED, "") if fused_us <= split_us else (SPLIT, "they take less time")
     else:
-        chosen, why = wanted, "this form was asked for"
+        chosen, why = wanted, "this form is asked for"
     return FormChoice(chosen, fused_us, split_us, basis, split.gemm, split.rows, why)

@@ -50,8 +50,8 @@ def fuse(
     plans           the plan of some matmuls; the others get the best one that is known
     tuning_records  a tuning database of measured plans, or its folder
     use_pretuned    whether the records that come with the package are asked, after those of tuning_records
-    form            ``fused``: one function wherever it has a plan; ``split``: two for each cluster with a row reduction;
-                    ``auto``: the faster form.  A matmul that has a plan in `plans` is fused by it
+    form            ``auto``: two functions for a cluster with a row reduction where these are faster, or where one has no plan;
+                    ``split``: always two; ``fused``: one where it has a plan, as for all matmuls that `plans` has
 
     Where no record answers, the plan is the one the cost model prefers.
     Raises PlanError for a form that is none and for a plan that is malformed, not legal, or of a matmul that has no cluster,
@@ -106,14 +106,16 @@ class _Decider:
     def _split(self, fused: PrimFunc | Refusal) -> Split | None:
         """The split form of the offered cluster, if it is the one to take."""
         report, device = self.offered, _device(self.target)
-        assert report is not None and report.cluster is not None
-        if report.cluster.kind != "gemm_reduce" or report.name in self.plans or device is None or self.form == FUSED:
+        assert report is not None
+        assert report.cluster is not None
+        if report.cluster.kind != "gemm_reduce" or device is None:
             return None
         split = make_split(report.cluster, device, lambda func: self._known(func)[0])
         if isinstance(split, Refusal):
             return None
         known = fused if isinstance(fused, Refusal) else (analyze(fused), plan_of(fused))
-        choice = self.choices[id(report)] = choose(self.form, known, split, device)
+        wanted = FUSED if report.name in self.plans else self.form
+        choice = self.choices[id(report)] = choose(wanted, known, split, device)
         return split if choice.chosen == SPLIT else None
 
     def explained(self, report: MatmulReport) -> MatmulExplanation:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tvm_comfuse.cli.common import JsonFlag, Model, Pretuned, TargetOption, TuningRecords, console, print_json, start
+from tvm_comfuse.cli.common import (
+    FormOption,
+    JsonFlag,
+    Model,
+    Pretuned,
+    TargetOption,
+    TuningRecords,
+    console,
+    print_json,
+    start,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,13 +28,14 @@ def explain(
     target: TargetOption = "h200",
     tuning_records: TuningRecords = None,
     pretuned: Pretuned = True,
+    form: FormOption = "auto",
     json: JsonFlag = False,
 ) -> None:
     """Say for each matmul whether it is fused, with which plan, and why not."""
     start()
     from tvm_comfuse.explanation import explain as explain_model
 
-    explanation = explain_model(model, target, tuning_records=tuning_records, use_pretuned=pretuned)
+    explanation = explain_model(model, target, tuning_records=tuning_records, use_pretuned=pretuned, form=form)
     if json:
         print_json(explanation.to_dict())
     else:
