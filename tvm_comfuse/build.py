@@ -50,7 +50,7 @@ def compile(
     plans         the plan of some matmuls by their names in ``explain``; the others get the best one that is known
     tuning_records  a tuning database of measured plans, or its folder
     use_pretuned  whether measured plans that come with the package are used
-    form          ``auto``: a cluster is one kernel only where that takes no longer than two, a product and a kernel for the rows;
+    form          ``auto``: a cluster is one kernel only where that takes no longer than two, a product and one for the rows;
                   ``fused`` or ``split``: always the one or the other
     dump          a folder for the IR after each phase, CUDA source and the compiler's figures
 

@@ -1,8 +1,8 @@
 """The two forms of a cluster, one kernel or two, and which of them is taken.
 
-A cluster is fused only where that takes no longer than its split form: our own product with an elementwise epilogue, and a kernel
-that reads its result once (relay_patterns/split_form.py).  Times are compared with their like: measured ones if a record has both,
-else estimates.
+A cluster is fused only where that takes no longer than its split form: our own product with an elementwise epilogue, and a
+kernel that reads its result once (relay_patterns/split_form.py).  Times are compared with their like: measured ones if a record
+has both, else estimates.
 """
 
 from __future__ import annotations
