@@ -25,7 +25,7 @@ from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.rows import is_rows
 from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.target import is_cuda, name_of, parse_target
-from tvm_comfuse.tuning.database import Database, PlanSource, best_plan, pretuned
+from tvm_comfuse.tuning.database import Database, PlanSource, Record, best_plan, pretuned
 
 #: by matmul name, as ``explain`` gives it: a plan, its dictionary or its JSON text
 Plans = Mapping[str, "Plan | dict[str, Any] | str"]
@@ -73,7 +73,7 @@ class _Decider:
     """Accepts or refuses cluster functions.
 
     accepted, sources  plans, and where they come from, by the identity of the matmul's report
-    choices            the form of each cluster that has two, likewise
+    choices, records   the form of each cluster that has two, and the tuning record of its fused form, likewise
     tell_default       whether it is worth a word that no record answered
     """
 
@@ -84,6 +84,7 @@ class _Decider:
     accepted: dict[int, Plan] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
     choices: dict[int, FormChoice] = field(default_factory=dict)
+    records: dict[int, Record] = field(default_factory=dict)
     form: str = AUTO
     offered: MatmulReport | None = None
 
@@ -115,7 +116,8 @@ class _Decider:
             return None
         known = fused if isinstance(fused, Refusal) else (analyze(fused), plan_of(fused))
         wanted = FUSED if report.name in self.plans else self.form
-        choice = self.choices[id(report)] = choose(wanted, known, split, device)
+        record = self.records.get(id(report))
+        choice = self.choices[id(report)] = choose(wanted, known, split, device, record.both_us if record else None)
         return split if choice.chosen == SPLIT else None
 
     def explained(self, report: MatmulReport) -> MatmulExplanation:
@@ -156,6 +158,8 @@ class _Decider:
         if name in self.plans:
             return self.plans[name]
         plan, source = self._known(func)
+        if source is not None and source.kind == "tuned" and source.record is not None:
+            self.records[id(self.offered)] = source.record
         if source is not None and (source.kind != "default" or self.tell_default):
             self.sources[id(self.offered)] = source.text
         return plan
