@@ -5,6 +5,7 @@ A row belongs to one warp or to several of a CTA; a CTA takes every ctas-th grou
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tvm import tirx
@@ -21,9 +22,9 @@ from tvm_comfuse.tir_passes.kernel import Home
 
 #: bytes of a partial row value
 PARTIAL = 4
-#: threads an SM should run at once, of 2048: they have the loads of enough rows in flight (48 KB with one tensor and four
-#: chunks) and 80 registers each; with more chunks than MANY in all, fewer are enough, and need more registers
-RESIDENT_THREADS, MANY, OF_MANY = 768, 8, 512
+#: threads that an SM should run at once, of 2048, by the most chunks a lane loads: enough have 40 KB or more in flight, and the
+#: fewer they are, the more registers each has (80, 96, 128)
+RESIDENT = ((4, 768), (8, 640), (math.inf, 512))
 
 
 class RowsKernel:
@@ -59,8 +60,9 @@ class RowsKernel:
 
     def _ctas_of_sm(self) -> int:
         """CTAs that an SM should run at once: they limit the registers of a thread."""
-        many = self.plan.chunks * len(self.spec.tile_operands) > MANY
-        return max(1, (OF_MANY if many else RESIDENT_THREADS) // self.plan.threads)
+        chunks = self.plan.chunks * len(self.spec.tile_operands)
+        threads = next(threads for most, threads in RESIDENT if chunks <= most)
+        return max(1, threads // self.plan.threads)
 
     def _identify(self) -> None:
         plan, m = self.plan, self.buffers[0].shape[0]

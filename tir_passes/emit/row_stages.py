@@ -199,9 +199,7 @@ class RowStages:
     def _constant(self, value: Expr) -> Expr:
         return next(cell[0] for known, cell in self.constants if tvm_ffi.structural_equal(value, known))
 
-    def _rebind(
-        self, block: Any, column: Expr, input_of: Callable[[Any], Expr], hoist: Callable[[Expr], Expr]
-    ) -> Expr:
+    def _rebind(self, block: Any, column: Expr, input_of: Callable[[Any], Expr], hoist: Callable[[Expr], Expr]) -> Expr:
         kernel = self.kernel
 
         def load(node: Any) -> Expr:
