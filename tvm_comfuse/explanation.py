@@ -69,15 +69,22 @@ class MatmulExplanation:
         return self.forms.times if self.forms is not None and self.fused else ""
 
     @property
+    def form(self) -> str:
+        """``fused``, ``split`` or ``not fused``."""
+        split = self.forms is not None and not self.fused and self.forms.chosen == "split"
+        return "fused" if self.fused else "split" if split else "not fused"
+
+    @property
     def ends(self) -> list[str]:
-        """Where the kernel ends and by which rule, one line a rule; the reason alone without a kernel."""
-        if not self.fused:
+        """Where the cluster ends and by which rule, one line a rule; of a split one first why; the reason alone without one."""
+        if not self.fused and self.form != "split":
             return [f"not fused, {self.reason.code}: {self.reason}"]
         operators: dict[str, list[str]] = {}
         for stop in self.stops:
             name = _plain(str(stop.numbers.get("operator", "")))
             operators.setdefault(stop.clause, []).append(name)
-        return [f"ends at {', '.join(dict.fromkeys(names))}: {clause}" for clause, names in operators.items()]
+        ends = [f"ends at {', '.join(dict.fromkeys(names))}: {clause}" for clause, names in operators.items()]
+        return ends if self.fused else [f"split: {self.reason}", *ends]
 
 
 @dataclass(frozen=True)
@@ -98,8 +105,8 @@ class Explanation:
     def __str__(self) -> str:
         lines = []
         for matmul in self.matmuls:
-            lines.append(f"{matmul.name} {' x '.join(map(str, matmul.shape))}: {'' if matmul.fused else 'not '}fused")
-            if matmul.fused:
+            lines.append(f"{matmul.name} {' x '.join(map(str, matmul.shape))}: {matmul.form}")
+            if matmul.form != "not fused":
                 lines.append(f"  operators: {matmul.operators}")
             if matmul.plan is not None:
                 lines.append(f"  plan: {matmul.plan.short()}")
@@ -115,9 +122,10 @@ class Explanation:
         """How many matmuls there are, fused and not."""
         if not self.matmuls:
             return "no matmul in the model"
-        fused, count = sum(matmul.fused for matmul in self.matmuls), len(self.matmuls)
-        rest = f", {count - fused} not" if fused < count else ""
-        return f"{count} matmul{'s' if count > 1 else ''}: {fused} fused{rest}"
+        forms, count = [matmul.form for matmul in self.matmuls], len(self.matmuls)
+        counts = {"fused": forms.count("fused"), "split": forms.count("split"), "not": forms.count("not fused")}
+        parts = [f"{number} {name}" for name, number in counts.items() if number or name == "fused"]
+        return f"{count} matmul{'s' if count > 1 else ''}: {', '.join(parts)}"
 
     @property
     def note(self) -> str:

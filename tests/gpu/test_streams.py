@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tvm_comfuse.bench.ops import OPS
-from tvm_comfuse.bench.ours import OurKernel, compile_row, new_output
+from tvm_comfuse.bench.ours import OurKernel, Records, compile_row, new_output
 from tvm_comfuse.bench.suites import Row
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.verify.numeric import poison
@@ -33,7 +33,7 @@ class Launches:
     """A kernel with inputs, outputs and right results for each stream."""
 
     def __init__(self, row: Row):
-        kernel, op = compile_row(row, parse_target("cuda")), OPS[row.op]
+        kernel, op = compile_row(row, parse_target("cuda"), Records(form="fused")), OPS[row.op]
         assert isinstance(kernel, OurKernel), kernel
         self.kernel, self.row = kernel, row
         self.streams = [torch.cuda.Stream() for _ in range(STREAMS)]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from tvm_comfuse.explanation import Explanation
+    from tvm_comfuse.explanation import Explanation, MatmulExplanation
 
 
 def explain(
@@ -69,8 +69,17 @@ def table(explanation: Explanation) -> Table:
         result.add_row(
             matmul.name,
             " x ".join(map(str, matmul.shape)),
-            "yes" if matmul.fused else "no",
+            {"fused": "yes", "split": "split"}.get(matmul.form, "no"),
             matmul.operators,
-            matmul.plan.short() if matmul.plan else "-",
+            _plan(matmul),
         )
     return result
+
+
+def _plan(matmul: MatmulExplanation) -> str:
+    """The plan, or those of a split form's kernels."""
+    if matmul.plan is not None:
+        return matmul.plan.short()
+    if matmul.form == "split" and matmul.forms is not None:
+        return f"{matmul.forms.gemm.short()}; then {matmul.forms.rows.short()}"
+    return "-"
