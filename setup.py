@@ -30,6 +30,7 @@ def packages() -> list[str]:
     """
     hidden = [f"tvm_comfuse.{part}{tail}" for part in TOP_LEVEL_PARTS for tail in ("", ".*")]
     found = find_packages(include=["tvm_comfuse", "tvm_comfuse.*"], exclude=hidden)
+    found.append("tvm_comfuse.tuning.pretuned")  # JSON only, but setuptools wants every folder named
     for part in TOP_LEVEL_PARTS:
         found.append(f"tvm_comfuse.{part}")
         found += [f"tvm_comfuse.{part}.{name}" for name in find_packages(part)]

@@ -6,7 +6,6 @@ other's outcome, so that all reasons are reported at once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 from tvm_comfuse.refusal import Refusal
@@ -17,8 +16,7 @@ from .footprint import shared_memory
 from .plan import COOPERATIVE_GROUPS, EXCHANGE_SCOPES, LAYOUTS, PLACEMENTS, W_ORDERS, Plan
 from .registers import THREADS_OF_GROUP, WGMMA_OVERHEAD, entry_registers, role_registers
 from .spec import ClusterSpec
-from .split import tail_blocks
-from .timetable import least_slots
+from .tails import MATRIX_DTYPES, deferral, packing, quads
 
 TILE_ROWS = (64, 128)
 #: columns of a 128-byte swizzled tile of half values, and so the step of tile_n and tile_k
@@ -34,10 +32,7 @@ MAX_BOX_ROWS = 256
 #: TMA wants strides that are multiples of 16 bytes
 STRIDE_ELEMENTS = 8
 MAX_PARAMETERS = 16
-MATRIX_DTYPES = ("bfloat16", "float16")
 STREAM_DTYPES = ("bfloat16", "float16", "float32")
-#: columns that a quad of lanes has together with w_order quads, eight each
-QUAD_COLUMNS = 32
 #: the parity of a slot's barrier is kept in a word
 MAX_DEPTH = 16
 
@@ -322,65 +317,6 @@ def memory(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
         )
 
 
-# --- order of w, deferred tails ---------------------------------------------------------------------------------------
-
-
-def quads(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
-    """Groups of 32 rows of w can be put in another order by TMA; the result goes past staging tiles then."""
-    if plan.w_order != "quads":
-        return
-    if spec.w_layout != "NK" or spec.n % QUAD_COLUMNS or plan.tile_n // plan.cluster_m % QUAD_COLUMNS:
-        yield Refusal(
-            "quads-w",
-            f"w_order quads needs w [N, K], and N and each box of w as multiples of {QUAD_COLUMNS} rows",
-            {"layout": spec.w_layout, "N": spec.n, "box": plan.tile_n // plan.cluster_m},
-            "set w_order to rows",
-        )
-    if "tma" in plan.operands + plan.store:
-        yield Refusal(
-            "quads-placement",
-            "staging tiles hold columns in their natural order, which the registers do not with w_order quads",
-            {"operands": list(plan.operands), "store": list(plan.store)},
-            "place every operand and output in global memory, or set w_order to rows",
-        )
-
-
-def deferral(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
-    """A deferred tail needs no staging tile and no full precision, and has slots of the next main loop to run beside."""
-    if not plan.defer:
-        return
-    if plan.layout != "cooperative" or not spec.reductions:
-        yield Refusal(
-            "defer-layout",
-            "deferred stages are for the cooperative layout of a cluster with a row reduction",
-            {"layout": plan.layout, "reductions": len(spec.reductions)},
-            "set defer to false",
-        )
-    if "tma" in plan.operands + plan.store:
-        yield Refusal(
-            "defer-placement",
-            "a deferred tail runs while staging tiles belong to the next step",
-            {"operands": list(plan.operands), "store": list(plan.store)},
-            "place every operand and output in global memory, or set defer to false",
-        )
-    for output in spec.tile_outputs:
-        if output.dtype not in MATRIX_DTYPES and output.block in tail_blocks(spec):
-            yield Refusal(
-                "defer-dtype",
-                "a deferred tail makes its outputs of values that wait in half precision",
-                {"name": output.block, "dtype": output.dtype},
-                "set defer to false, or let the model round the output to half precision",
-            )
-    slots = math.ceil(spec.k / plan.tile_k)
-    if slots < least_slots(plan):
-        yield Refusal(
-            "defer-slots",
-            "a main loop must have a slot for each part of the deferred work, and some for the partials to arrive",
-            {"K": spec.k, "slots": slots, "needed": least_slots(plan)},
-            "set defer to false",
-        )
-
-
 CLUSTER_CLAUSES: tuple[Callable[[ClusterSpec], Iterator[Refusal]], ...] = (
     matrix_dtype,
     stream_dtypes,
@@ -409,6 +345,7 @@ CLAUSES: tuple[Clause, ...] = (
     memory,
     quads,
     deferral,
+    packing,
     exchange,
     cluster,
     grid,

@@ -18,6 +18,8 @@ from tvm_comfuse.row_reducers import reduction_of
 MERGE_OPS = {"moments": ("sum", "sum"), "softmax": ("max", "sum")}
 #: cost of exp, tanh, sqrt, division and the like in simple operations (a few multifunction-unit steps and fix-ups)
 TRANSCENDENTAL = 6
+#: functions that a plan's fast_math makes cheaper
+APPROXIMABLE = ("tirx.exp", "tirx.tanh")
 
 _NAME = re.compile(r"(?P<gemm>gemm)|stage_(?P<stage>\d+)(_out(?P<out>\d+))?|reduce_(?P<level>\d+)(_(?P<nth>\d+))?")
 
@@ -136,6 +138,13 @@ def operations(expr: Any, j: Any) -> int:
         return sum(count for count, _ in children) + _weight(node), True
 
     return visit(expr)[0]
+
+
+def approximable(expr: Any) -> bool:
+    """Whether an expression has a function of APPROXIMABLE."""
+    if isinstance(expr, tvm.ir.Call) and getattr(expr.op, "name", "") in APPROXIMABLE:
+        return True
+    return any(approximable(child) for child in _children(expr))
 
 
 def _children(node: Any) -> list[Any]:

@@ -58,6 +58,8 @@ class Plan:
                      them hide stages that take longer than one main loop
     dependent_launch start before the kernel in front in the stream has ended, and wait for it behind the prologue
                      (programmatic dependent launch)
+    packed_tail      the arithmetic behind the last exchange in packed half precision: one instruction for two neighbours,
+                     which rounds each intermediate result
     """
 
     tile_m: int
@@ -79,6 +81,7 @@ class Plan:
     w_resident: bool = False
     mma_groups: int = COOPERATIVE_GROUPS
     dependent_launch: bool = False
+    packed_tail: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values."""
@@ -99,6 +102,7 @@ class Plan:
             f"{self.tile_m}x{self.tile_n}x{self.tile_k}, depth {self.pipeline_depth}, {self.layout}{groups}{resident}, "
             f"exchange {self.exchange}{cluster}, {self.ctas} CTA{'s' if self.ctas > 1 else ''}"
             f"{', quads' if self.w_order == 'quads' else ''}{', deferred' if self.defer else ''}"
+            f"{', packed tail' if self.packed_tail else ''}"
             f"{', dependent launch' if self.dependent_launch else ''}"
         )
 

@@ -13,8 +13,20 @@ from typing import Any
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from .normal_form import MERGE_OPS, Block, check_pair, is_load, is_one, loads, normal_form, not_canonical, same_indices
+from .normal_form import (
+    MERGE_OPS,
+    Block,
+    approximable,
+    check_pair,
+    is_load,
+    is_one,
+    loads,
+    normal_form,
+    not_canonical,
+    same_indices,
+)
 from .normal_form import operations as operations_of
+from .packed import packable
 
 #: block annotations of the second reduction of a mergeable pair
 MERGE, MERGE_WITH = "comfuse.merge", "comfuse.merge_with"
@@ -56,7 +68,8 @@ class Reduction:
 class Output:
     """An output: ``tile`` [M, N] or ``row`` [M, 1]; index is its position among the function's parameters.
 
-    late  it reads the value that its own stage carries
+    late      it reads the value that its own stage carries
+    packable  packed half-precision instructions can compute it from the carried value (packed.packable)
     """
 
     block: str
@@ -64,6 +77,7 @@ class Output:
     dtype: str
     kind: str
     late: bool = False
+    packable: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,7 @@ class Stage:
     carried     block that makes this stage's float32 [M, N] value; None if the value of an earlier stage, or the
                 product, stays the carried one
     operations  scalar operations that all blocks of the stage do for one element of the tile (normal_form.operations)
+    approximable  one of them is a function that fast_math makes cheaper
     """
 
     index: int
@@ -80,6 +95,7 @@ class Stage:
     reductions: tuple[Reduction, ...]
     outputs: tuple[Output, ...]
     operations: int = 0
+    approximable: bool = False
 
     @property
     def passes(self) -> list[tuple[str, ...]]:
@@ -318,7 +334,8 @@ class Analysis:
                 raise not_canonical("a stage block to write at [i, j]", block.name)
         reductions.sort(key=lambda r: self.blocks[r.block].nth or 0)
         outputs.sort(key=lambda o: self.blocks[o.block].output or 0)
-        stage = Stage(level, own, tuple(reductions), tuple(outputs), operations)
+        cheaper = any(approximable(block.value) for block in mine)
+        stage = Stage(level, own, tuple(reductions), tuple(outputs), operations, cheaper)
         return stage, value, rows + [reduction.block for reduction in reductions]
 
     def _check_reads(self, block: Block, tiles: set[str], rows: list[str]) -> None:
@@ -386,7 +403,8 @@ class Analysis:
         good = same_indices(at, (block.i, block.j)) if kind == "tile" else same_indices(at[:1], (block.i,))
         if not good or block.op:
             raise not_canonical("an output block to write at [i, j], or at [i, 0]", block.name)
-        return Output(block.name, index, str(block.store.buffer.dtype), kind, late)
+        can_pack = kind == "tile" and packable(block.value, block.j)
+        return Output(block.name, index, str(block.store.buffer.dtype), kind, late, can_pack)
 
 
 def _uncast(expr: Any) -> Any:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from .plan import Plan
 
-#: slots between sending partials and taking those of others: they must have had time to arrive
-EXCHANGE_SLOTS = 3
+#: slots between sending partials and taking those of others: they must have had time to arrive; a short main loop has fewer
+EXCHANGE_SLOTS, LEAST_EXCHANGE_SLOTS = 3, 2
 #: slots before the end of a main loop at which operands of the head are asked for
-EARLY_SLOTS = 2
+EARLY_SLOTS, LEAST_EARLY_SLOTS = 2, 1
 #: columns of a half box
 HALF_BOX = 32
 
@@ -39,18 +39,37 @@ def least_slots(plan: Plan) -> int:
 
 def deferred_slots(tile_n: int, exchange: str) -> int:
     """The same, of what it depends on."""
-    return _wait(exchange) + 1 + math.ceil(tile_n // HALF_BOX / 2) + EARLY_SLOTS
+    wait = 0 if exchange == "warp" else LEAST_EXCHANGE_SLOTS
+    return wait + 1 + _least_parts(tile_n) + LEAST_EARLY_SLOTS
+
+
+def early_slots(plan: Plan, k: int) -> int:
+    """Slots of a main loop over ``k`` that are left when operands of the head are asked for."""
+    return _gaps(plan, k)[1] if plan.defer else min(EARLY_SLOTS, _slots(plan, k))
 
 
 def timetable(plan: Plan, k: int) -> list[Part]:
     """A part for each of the first slots, for a main loop over ``k`` that has enough of them: half a box of the tail with each
     slot, or more if slots are few."""
-    slots = math.ceil(k / plan.tile_k) - EARLY_SLOTS
-    halves, begin = plan.tile_n // HALF_BOX, _wait(plan.exchange) + 1
-    spread = min(slots - begin, halves)
+    wait, early = _gaps(plan, k)
+    halves = plan.tile_n // HALF_BOX
+    spread = min(_slots(plan, k) - early - wait - 1, halves)
     tail = [Part(tail=tuple(range(halves * i // spread, halves * (i + 1) // spread))) for i in range(spread)]
-    return [*[Part()] * (begin - 1), Part(takes=True), *tail]
+    return [*[Part()] * wait, Part(takes=True), *tail]
 
 
-def _wait(exchange: str) -> int:
-    return 0 if exchange == "warp" else EXCHANGE_SLOTS
+def _gaps(plan: Plan, k: int) -> tuple[int, int]:
+    """Slots in front of the deferred work, for the partials to arrive, and behind it, for operands of the head."""
+    spare = _slots(plan, k) - 1 - _least_parts(plan.tile_n)
+    wait = 0 if plan.exchange == "warp" else EXCHANGE_SLOTS
+    early = EARLY_SLOTS if spare >= wait + EARLY_SLOTS else LEAST_EARLY_SLOTS
+    return min(wait, spare - early), early
+
+
+def _slots(plan: Plan, k: int) -> int:
+    return math.ceil(k / plan.tile_k)
+
+
+def _least_parts(tile_n: int) -> int:
+    """Parts of a tail: no more than two half boxes each, unless there is more room."""
+    return math.ceil(tile_n // HALF_BOX / 2)

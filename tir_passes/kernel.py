@@ -18,6 +18,8 @@ from tvm.tirx.script import builder as frames
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.registers import THREADS_OF_GROUP, role_registers
 from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms, rounds
+from tvm_comfuse.schedules.split import tail_blocks
+from tvm_comfuse.schedules.tails import packed_vectors
 from tvm_comfuse.tir_passes.emit import operands, ring
 from tvm_comfuse.tir_passes.emit.dsl import Cell, Expr, do, either, loop, named, registers, store, u32, when
 from tvm_comfuse.tir_passes.emit.exchange import slots_of_group
@@ -26,6 +28,7 @@ from tvm_comfuse.tir_passes.emit.mma import MainLoop
 from tvm_comfuse.tir_passes.emit.producer import b_box_rows, fill_ring, send_results
 from tvm_comfuse.tir_passes.emit.shared import ALIGNMENT, SharedLayout
 from tvm_comfuse.tir_passes.emit.staging import StagingTiles
+from tvm_comfuse.tir_passes.emit.stamps import FILL, MAIL, MMA, SEND, NoStamps, Stamps
 from tvm_comfuse.tir_passes.emit.steps import Steps
 from tvm_comfuse.tir_passes.emit.tensormaps import quad_map, tensor_map
 from tvm_comfuse.tir_passes.emit.w_tiles import w_tiles
@@ -59,7 +62,7 @@ class Kernel:
 
     when = staticmethod(when)
 
-    def __init__(self, func: tirx.PrimFunc, spec: ClusterSpec, plan: Plan, name: str):
+    def __init__(self, func: tirx.PrimFunc, spec: ClusterSpec, plan: Plan, name: str, stamped_steps: int = 0):
         self.func, self.spec, self.plan, self.name = func, spec, plan, name
         self.geometry = Geometry(plan, spec)
         self.registers = role_registers(plan.mma_groups)
@@ -68,10 +71,13 @@ class Kernel:
         self.fragment: Any = None
         self.early: dict[int, Any] = {}
         self.rounds = rounds(spec)
+        #: blocks whose expressions are computed in packed half precision
+        self.packed_blocks = tail_blocks(spec) if plan.packed_tail else frozenset()
         self.staging = StagingTiles.of(spec, plan)
         values = max([len(members) for members in self.rounds], default=0)
         self.layout = SharedLayout(self.geometry, self.staging.count, len(spec.col_operands), values)
         self.workspace = Workspace(name, self.geometry.row_groups * slots_of_group(self))
+        self.stamps: NoStamps = Stamps(self, stamped_steps) if stamped_steps else NoStamps()
 
     # --- what lives where ---------------------------------------------------------------------------------------------
 
@@ -149,8 +155,10 @@ class Kernel:
             frames.ir.device_entry()
             with T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):
                 self._identify()
+                self.stamps.enter()
                 self._declare_shared()
                 self._prologue()
+                self.stamps.first()
                 # one if with two branches: ptxas raises a branch's register limit only in this form
                 with either(self.warp_group == 0) as (producer, mma):
                     with producer:
@@ -158,6 +166,7 @@ class Kernel:
                     with mma:
                         self._mma()
                 self._epilogue()
+                self.stamps.last()
         tags = self._launch_tags()
         return builder.get().with_attr(LAUNCH_PARAMS, tags) if tags else builder.get()
 
@@ -174,6 +183,7 @@ class Kernel:
             self.buffers.append(named(param.name, buffer))
         x, w = self.buffers[:2]
         self.x, self.w = x, w
+        self.stamps.declare()
         self.real = dict(zip(self.func.params, self.buffers, strict=True))
         self.vectors = [self.real[b] for b in self.inputs("col")]
 
@@ -200,6 +210,7 @@ class Kernel:
         self.warp_group = named("warp_group", T.warpgroup_id([1 + self.plan.mma_groups]))
         self.warp = named("warp", T.warp_id_in_wg([4]))
         self.lane = named("lane", T.lane_id([32]))
+        self.cta = cluster * size + rank
         self.last_cta = T.And(cluster == self.plan.ctas // size - 1, rank == size - 1)
         self.thread = self.warp * 32 + self.lane
         self.cta_thread = self.warp_group * WARP_GROUP + self.thread
@@ -222,15 +233,16 @@ class Kernel:
             self.tag_word = T.decl_buffer(
                 [1], "uint32", data=self.smem.data, scope="shared.dyn", byte_offset=self.layout.mailbox
             )
+        packed = packed_vectors(self.plan, self.spec)
         self.vector_views = [
             T.decl_buffer(
                 [self.plan.cta_columns],
-                "float32",
+                self.spec.x_dtype if operand.name in packed else "float32",
                 data=self.smem.data,
                 scope="shared.dyn",
                 byte_offset=self.layout.vector(index),
             )
-            for index in range(len(self.vectors))
+            for index, operand in enumerate(self.spec.col_operands)
         ]
 
     def _prologue(self) -> None:
@@ -285,24 +297,30 @@ class Kernel:
         do(T.ptx.setmaxnreg.dec.sync.aligned.u32(self.registers.producer))
         with when(self.lane == 0):
             with when(self.warp == 0):
+                self.stamps.role(FILL)
                 fill_ring(self)
             if self.staging.store_tiles:
                 with when(self.warp == 1):
+                    self.stamps.role(SEND)
                     send_results(self)
             if self.plan.exchange == "grid":
                 with when(self.warp == MAIL_WARP):
+                    self.stamps.role(MAIL)
                     self._await_mailboxes()
         do(T.cuda.warp_sync())
 
     def _await_mailboxes(self) -> None:
         """Until this launch owns the mailboxes; the MMA warp groups find the tag base in shared memory."""
+        self.stamps.begin("mailboxes", 0)
         base = Cell("uint32", "entered", self.workspace.enter(self.last_cta))
+        self.stamps.end("mailboxes", 0)
         store(self.tag_word, base.value, 0)
         ring.arrive(self.mail_ready, 0)
 
     def _mma(self) -> None:
         """A warp group's life: its steps, each a main loop and the stages."""
         do(T.ptx.setmaxnreg.inc.sync.aligned.u32(self.registers.mma))
+        self.stamps.role(MMA, self.group)
         stride = self.geometry.steps_of_group
         self.acc = registers([self.accumulators], "float32", "acc")
         self.scalars = [self.real[b] for b in self.inputs("scalar")]
@@ -319,14 +337,20 @@ class Kernel:
         with loop((self.place.steps - first + (stride - 1)) // stride, "use") as use:
             step = use * stride + first
             self._await_turn(step)
+            self.stamps.begin("main loop", use)
             main_loop.run(cursor, step, lambda: self._give_turn(step), steps.company(step, use))
+            self.stamps.end("main loop", use)
             if self.geometry.pingpong:
                 cursor.advance((stride - 1) * self.geometry.k_slots)
             self._await_tags(use)
+            self.stamps.begin("head", use)
             stages = steps.head(step, use)
+            self.stamps.end("head", use)
             if not self.plan.defer:
+                self.stamps.begin("tail", use)
                 steps.row_values(stages, use)
                 steps.tail(stages, use)
+                self.stamps.end("tail", use)
         steps.last_tail(self.place.steps)
 
     def _fill_vectors(self) -> None:
@@ -341,13 +365,17 @@ class Kernel:
         is known.  In the exchange itself there is no register left for a wait."""
         if self.plan.exchange == "grid":
             with when(use == 0):
+                self.stamps.begin("mailboxes", use)
                 ring.wait(self.mail_ready, 0, 0)
+                self.stamps.end("mailboxes", use)
 
     def _await_turn(self, step: Expr) -> None:
         """Pingpong: the main loops of the warp groups in front come first, or this one would wait two phases ahead."""
         if self.geometry.pingpong:
             with when(step > 0):
+                self.stamps.begin("turn", step // self.geometry.steps_of_group)
                 do(T.ptx.barrier.cta.sync.aligned(u32(ORDER_BARRIER + self.group), u32(TURN_THREADS)))
+                self.stamps.end("turn", step // self.geometry.steps_of_group)
 
     def _give_turn(self, step: Expr) -> None:
         if self.geometry.pingpong:

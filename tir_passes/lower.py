@@ -44,6 +44,11 @@ def lower(func: tirx.PrimFunc, name: str | None = None) -> tirx.PrimFunc:
         kernel = RowsKernel(func, analyze_rows(func), rows_plan_of(func), symbol).emit()
     else:
         kernel = Kernel(func, analyze(func), plan_of(func), symbol).emit()
+    return with_kept_attributes(kernel, func, symbol)
+
+
+def with_kept_attributes(kernel: tirx.PrimFunc, func: tirx.PrimFunc, symbol: str) -> tirx.PrimFunc:
+    """A kernel with its name and what it keeps of the attributes of the function it was made of."""
     kept = {key: func.attrs[key] for key in KEPT if func.attrs is not None and key in func.attrs}
     return kernel.with_attrs({**kept, "global_symbol": symbol})
 

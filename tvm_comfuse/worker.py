@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -66,14 +67,16 @@ class Worker:
         self._process.stdin.flush()
 
     def answer(self, limit: float) -> dict[str, Any]:
-        """The next message; TimeoutError after `limit` seconds, ChildProcessError if the child has ended."""
+        """The next message; TimeoutError after `limit` seconds, ChildProcessError if the child has ended or was ended."""
         try:
             message = self._answers.get(timeout=limit)
         except queue.Empty:
             raise TimeoutError from None
         if message is None:
-            assert self._process is not None
-            raise ChildProcessError(f"status {_wait(self._process)}; {self._tail()}")
+            process = self._process
+            # another thread may have ended it meanwhile
+            status = f"status {_wait(process)}; {self._tail()}" if process is not None else "ended by its parent"
+            raise ChildProcessError(status)
         return message
 
     def end(self) -> None:
@@ -142,6 +145,8 @@ def serve() -> Iterator[tuple[dict[str, Any], Answers]]:
 
     Whatever libraries print goes to standard error.  The first answer is {"event": "ready"}.
     """
+    # a terminal sends Ctrl-C to all processes: the parent says what becomes of this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # libraries write to descriptor 1 whenever they like: keep the real one for the answers
     answers = Answers(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)

@@ -50,6 +50,7 @@ MET = {
     "quads": 25,
     "fast math": 40,
     "dependent launch": 40,
+    "packed tail": 2,
     "more MMA groups": 10,
     "tma operand": 10,
     "tma store": 40,

@@ -118,12 +118,12 @@ DEFERRED = replace(QUADS, layout="cooperative", groups_m=2, defer=True)
         (replace(DEFERRED, operands=(), exchange="none"), PLAIN, "defer-layout"),
         (replace(DEFERRED, w_order="rows", pipeline_depth=2, operands=("tma",)), SPEC, "defer-placement"),
         (replace(DEFERRED, w_order="rows", pipeline_depth=2, store=("tma",)), SPEC, "defer-placement"),
-        # partials travel for 3 slots, 1 takes them, 4 do two half boxes of 256 columns each, 2 bring operands
-        (DEFERRED, replace(SPEC, k=10 * 64), None),
-        (DEFERRED, replace(SPEC, k=9 * 64 + 8), None),
-        (DEFERRED, replace(SPEC, k=9 * 64), "defer-slots"),
-        (replace(DEFERRED, exchange="warp"), replace(NARROW, k=7 * 64), None),
-        (replace(DEFERRED, exchange="warp"), replace(NARROW, k=6 * 64), "defer-slots"),
+        # partials travel for 2 slots, 1 takes them, 4 do two half boxes of 256 columns each, 1 brings operands
+        (DEFERRED, replace(SPEC, k=8 * 64), None),
+        (DEFERRED, replace(SPEC, k=7 * 64 + 8), None),
+        (DEFERRED, replace(SPEC, k=7 * 64), "defer-slots"),
+        (replace(DEFERRED, exchange="warp"), replace(NARROW, k=6 * 64), None),
+        (replace(DEFERRED, exchange="warp"), replace(NARROW, k=5 * 64), "defer-slots"),
     ],
 )
 def test_what_the_order_of_w_and_a_deferred_tail_need(plan: Plan, spec, code: str | None) -> None:

@@ -17,8 +17,10 @@ from tvm_comfuse.schedules.timetable import (
     EARLY_SLOTS,
     EXCHANGE_SLOTS,
     HALF_BOX,
+    LEAST_EXCHANGE_SLOTS,
     Part,
     deferred_slots,
+    early_slots,
     least_slots,
     timetable,
 )
@@ -35,27 +37,32 @@ PLAN = Plan(64, 128, 64, 3, "cooperative", 2, 1, "grid", 1, 1, 128, ("global",),
 def test_every_half_box_once_and_nothing_before_its_time(tile_n: int, exchange: str, more: int, missing: int) -> None:
     plan = replace(PLAN, tile_n=tile_n, exchange=exchange)
     slots = least_slots(plan) + more
-    parts = timetable(plan, slots * plan.tile_k - missing)
+    k = slots * plan.tile_k - missing
+    parts, early = timetable(plan, k), early_slots(plan, k)
     assert [half for part in parts for half in part.tail] == list(range(tile_n // HALF_BOX))
-    # row values first, when the partials of the others had time to arrive
+    # row values first, when the partials of the others had time to arrive: all of it once there are slots for it
     (taking,) = (slot for slot, part in enumerate(parts) if part.takes)
-    assert taking >= (0 if exchange == "warp" else EXCHANGE_SLOTS)
+    most = 0 if exchange == "warp" else EXCHANGE_SLOTS
+    assert taking == most or (more < 2 and LEAST_EXCHANGE_SLOTS <= taking < most)
+    assert early == EARLY_SLOTS or more < 2
     assert all(part.busy == (slot >= taking) for slot, part in enumerate(parts))
     assert not parts[taking].tail
     # the operands of the next head are asked for in the last slots, which have no part of the tail
-    assert len(parts) <= slots - EARLY_SLOTS
+    assert len(parts) <= slots - early
     # as few half boxes a slot as there are slots for, two at most
     sizes = [len(part.tail) for part in parts[taking + 1 :]]
     assert max(sizes) - min(sizes) <= 1
     assert max(sizes) <= 2
-    assert (max(sizes) == 1) == (slots - EARLY_SLOTS - taking - 1 >= tile_n // HALF_BOX)
+    assert (max(sizes) == 1) == (slots - early - taking - 1 >= tile_n // HALF_BOX)
 
 
 def test_the_least_slots_by_hand() -> None:
-    """128 columns: partials travel for 3 slots, 1 takes them, 2 do two half boxes each, 2 bring operands."""
-    assert least_slots(PLAN) == deferred_slots(128, "grid") == 8
-    assert timetable(PLAN, 8 * 64) == [Part(), Part(), Part(), Part(True), Part(tail=(0, 1)), Part(tail=(2, 3))]
-    assert least_slots(replace(PLAN, exchange="warp", tile_n=64)) == 4
+    """128 columns: partials travel for 2 slots, 1 takes them, 2 do two half boxes each, 1 brings operands."""
+    assert least_slots(PLAN) == deferred_slots(128, "grid") == 6
+    tail = [Part(True), Part(tail=(0, 1)), Part(tail=(2, 3))]
+    assert timetable(PLAN, 6 * 64) == [Part(), Part(), *tail]
+    assert timetable(PLAN, 8 * 64) == [Part(), Part(), Part(), *tail]
+    assert least_slots(replace(PLAN, exchange="warp", tile_n=64)) == 3
 
 
 def spec_of(name: str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +20,7 @@ from tvm_comfuse.tuning.builder import Builder
 from tvm_comfuse.tuning.measure import answer
 from tvm_comfuse.tuning.measurer import REFERENCE_EVERY, Measurer
 from tvm_comfuse.tuning.runner import Runner
-from tvm_comfuse.worker import Limits
+from tvm_comfuse.worker import Limits, Worker
 
 #: a child that does what the text behind its name says, by the last number in the library's name
 CHILD = """
@@ -75,6 +77,44 @@ def test_measurements_that_hang_die_or_fault_are_results() -> None:
     assert results[5].us == (6.0,)
     assert "it hangs" in results[1].failure
     assert runner.products == {what.key: 5.0}
+
+
+def test_work_goes_to_another_server_when_one_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for servers: the first one's tracker has no server any more."""
+    monkeypatch.setattr("tvm_comfuse.tuning.runner._CONNECT_S", 0.7)
+    stand_in = CHILD.replace(
+        '    if "library" not in request:',
+        """    if "connect" in request:
+        time.sleep(60 * (behaviour[-1] == "gone"))
+        print(json.dumps({"server": behaviour[-1]}), flush=True)
+        continue
+    if "library" not in request:""",
+    )
+    commands = [[sys.executable, "-c", stand_in, f"good,good,good,good,{name}"] for name in ("gone", "there")]
+    what = task(*SMALL)
+    with Runner(TARGET, LIMITS, commands, remote=True) as runner:
+        runner.prepare(what)
+        results = [future.result() for future in [runner.submit(what, f"k{number}.so") for number in range(4)]]
+    assert [result.server for result in results] == ["there"] * 4
+    assert all(result.us for result in results)
+    with Runner(TARGET, LIMITS, commands[:1], remote=True) as runner:
+        alone = runner.submit(what, "k0.so").result()
+    assert "did not find a free server within 0.7 s" in alone.failure
+
+
+def test_children_leave_interrupts_to_their_parent() -> None:
+    """A terminal sends Ctrl-C to all processes of a command."""
+    code = (
+        "import os\nfrom tvm_comfuse.worker import serve\nfor _, answers in serve(): answers.send({'pid': os.getpid()})"
+    )
+    with Worker([sys.executable, "-c", code]) as worker:
+        worker.start()
+        worker.answer(20.0)
+        worker.request({})
+        pid = worker.answer(20.0)["pid"]
+        os.kill(pid, signal.SIGINT)
+        worker.request({})
+        assert worker.answer(20.0)["pid"] == pid
 
 
 def test_leaving_ends_what_is_under_way() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from tuning_examples import TARGET, InstantBuilder, MadeUpRunner, made_up, searc
 from tvm_comfuse.schedules.choose import default_plan
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.tuning.database import Database
+from tvm_comfuse.tuning.interrupt import noting_interrupts
 from tvm_comfuse.tuning.log import Log
 from tvm_comfuse.tuning.record import DatabaseStore, MemoryStore
 from tvm_comfuse.tuning.search import BATCH
@@ -162,6 +164,19 @@ def test_interrupt_keeps_everything(tmp_path: Path, interrupt: Callable[[], None
     assert [json.dumps(r.plan.to_dict()) for r in on_disk] == [
         json.dumps(r.plan.to_dict()) for r in found.store.query(what.workload, TARGET)
     ]
+
+
+def test_an_interrupt_before_the_search_ends_it_too() -> None:
+    noted = threading.Event()
+    with noting_interrupts(noted):
+        signal.raise_signal(signal.SIGINT)
+        assert noted.is_set()
+        found = search(InstantBuilder(), MadeUpRunner(lambda *_: 1.0), trials=64)
+        found.interrupted = noted
+        found.run([task(*SMALL)])
+        assert (found.stopped, found.trials) == ("interrupt", 0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_ends_by_time_by_plans_and_by_patience(tmp_path: Path) -> None:

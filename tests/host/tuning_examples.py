@@ -96,7 +96,7 @@ class MadeUpRunner:
     def prepare(self, what: Task) -> None:
         self.products[what.key] = 1.0
 
-    def submit(self, what: Task, library: str, reference: str = "") -> Future[Measured]:
+    def submit(self, what: Task, library: str, reference: str = "", check: bool = True) -> Future[Measured]:
         plan = Plan.from_dict(json.loads(library))
         self.measured.append(plan)
         self.references.append(reference)
@@ -104,7 +104,8 @@ class MadeUpRunner:
             return done(Measured(reason=self.failing[plan], failure=self.failing[plan]))
         number = len(self.measured)
         other = self.us(Plan.from_dict(json.loads(reference)), number) if reference else None
-        return done(Measured((self.us(plan, number),), other, error=1e-3, allowed=2e-3))
+        error, allowed = (1e-3, 2e-3) if check else (None, None)
+        return done(Measured((self.us(plan, number),), other, error=error, allowed=allowed))
 
 
 def done(value: Any) -> Future[Any]:

@@ -46,10 +46,12 @@ class Exchange:
         partial  registers [values, rows]
         """
         count, rows = partial.shape
+        self.kernel.stamps.begin_round("post", number)
         tag = self._tag(number)
         for value in range(int(count)):
             for row in range(int(rows)):
                 self._post(number % PARITIES, self.kernel.row_part, value, row, partial[value, row], tag)
+        self.kernel.stamps.end_round("post", number)
 
     def take(self, count: int, number: Expr) -> Any:
         """Waits for the partials of all parts.
@@ -60,6 +62,7 @@ class Exchange:
         fragment = self.kernel.fragment
         mine, tag = -(-self.parts // QUAD), self._tag(number)
         got = registers([count, fragment.rows, mine], "float32", "taken")
+        self.kernel.stamps.begin_round("exchange", number)
         for turn in range(mine):
             source = fragment.quad_lane + turn * QUAD
             for value in range(count):
@@ -69,6 +72,7 @@ class Exchange:
                 which = [(value, row) for value in range(count) for row in range(fragment.rows)]
                 slots = [self._slot(number % PARITIES, source, value, row) for value, row in which]
                 take(self._memory, tag, slots, [got[value, row, turn] for value, row in which])
+        self.kernel.stamps.end_round("exchange", number)
         return got
 
     def _tag(self, number: Expr) -> Expr:

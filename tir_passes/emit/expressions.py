@@ -52,23 +52,34 @@ def rebind(expr: Expr, binding: Binding) -> Expr:
     Written out here because `tvm_ffi.structural_map` corrupts memory when its callbacks return new loads (TVM 0.27).
     Raises LoweringError for a node that stages do not have.
     """
-    return _Rebinder(expr, binding).go(expr)
+    return Rebinder(expr, binding).go(expr)
 
 
 @dataclass
-class _Affine:
-    """base * scale + shift; scale and shift are the same for a whole row, None: 1 and 0."""
+class Affine:
+    """base * scale + shift; scale and shift are the same for a whole row, None: 1 and 0.
+
+    base is a node of the expression that is walked; scale and shift are bound already.
+    """
 
     base: Expr
     scale: Expr | None = None
-    shift: Expr | None = None
+    shift: Any = None
+
+    @property
+    def plain_shift(self) -> Expr | None:
+        """The shift as an expression."""
+        return -self.shift.value if isinstance(self.shift, _Negative) else self.shift
 
 
-class _Rebinder:
+class Rebinder:
+    """Walks the expression `whole`."""
+
     def __init__(self, whole: Expr, binding: Binding):
         self.whole, self.binding = whole, binding
 
     def go(self, node: Expr) -> Expr:
+        """A node and everything below it, bound."""
         if self.is_of_row(node):
             plain = self.plain(node)
             return plain if isinstance(node, tvm.ir.TensorLoad) else self.binding.hoist(plain)
@@ -77,36 +88,39 @@ class _Rebinder:
         return self.plain(node)
 
     def is_of_row(self, node: Expr) -> bool:
+        """Whether a node reads row values and nothing else."""
         found = loads(node)
         return bool(found) and all(map(self.binding.of_row, found))
 
-    def affine(self, node: Expr) -> _Affine:
+    def affine(self, node: Expr) -> Affine:
+        """A node as what is done to another one with row values only."""
         if isinstance(node, tvm.ir.TensorLoad):
-            return _Affine(self.binding.load(node), None, self.binding.offset(node))
+            return Affine(node, None, self.binding.offset(node))
         if isinstance(node, (tirx.Add, tirx.Sub)) and self.is_of_row(node.b):
             inner, amount = self.affine(node.a), self.plain(node.b)
-            return _Affine(inner.base, inner.scale, _sum(inner.shift, amount, isinstance(node, tirx.Sub)))
+            return Affine(inner.base, inner.scale, _sum(inner.shift, amount, isinstance(node, tirx.Sub)))
         if isinstance(node, tirx.Add) and self.is_of_row(node.a):
             inner, amount = self.affine(node.b), self.plain(node.a)
-            return _Affine(inner.base, inner.scale, _sum(inner.shift, amount, False))
+            return Affine(inner.base, inner.scale, _sum(inner.shift, amount, False))
         if isinstance(node, (tirx.Mul, tirx.Div)) and self.is_of_row(node.b):
             factor = self.plain(node.b)
             return _scaled(self.affine(node.a), f32(1.0) / factor if isinstance(node, tirx.Div) else factor)
         if isinstance(node, tirx.Mul) and self.is_of_row(node.a):
             return _scaled(self.affine(node.b), self.plain(node.a))
-        return _Affine(self.plain(node))
+        return Affine(node)
 
-    def combine(self, value: _Affine) -> Expr:
-        hoist = self.binding.hoist
+    def combine(self, value: Affine) -> Expr:
+        """The arithmetic of an affine value."""
+        hoist, node = self.binding.hoist, value.base
+        base = self.binding.load(node) if isinstance(node, tvm.ir.TensorLoad) else self.plain(node)
         if value.shift is None:
-            return value.base if value.scale is None else value.base * hoist(value.scale)
+            return base if value.scale is None else base * hoist(value.scale)
         if value.scale is None:
             # a difference stays one: who subtracts the same hoisted value shares the instruction
             if isinstance(value.shift, _Negative):
-                return value.base - hoist(value.shift.value)
-            return value.base + hoist(value.shift)
-        shift = -value.shift.value if isinstance(value.shift, _Negative) else value.shift
-        return value.base * hoist(value.scale) + hoist(shift)
+                return base - hoist(value.shift.value)
+            return base + hoist(value.shift)
+        return base * hoist(value.scale) + hoist(value.plain_shift)
 
     def plain(self, node: Expr) -> Expr:
         """Node by node; only operands may be combined."""
@@ -156,13 +170,13 @@ def _sum(shift: Any, amount: Expr, negative: bool) -> Any:
     return shift - amount if negative else shift + amount
 
 
-def _scaled(value: _Affine, factor: Expr) -> _Affine:
+def _scaled(value: Affine, factor: Expr) -> Affine:
     shift = value.shift
     if isinstance(shift, _Negative):
         shift = _Negative(shift.value * factor)
     elif shift is not None:
         shift = shift * factor
-    return _Affine(value.base, factor if value.scale is None else value.scale * factor, shift)
+    return Affine(value.base, factor if value.scale is None else value.scale * factor, shift)
 
 
 def _is_float32(node: Expr) -> bool:

@@ -3,11 +3,15 @@ next main loop, in half as many registers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm_comfuse.tir_passes.emit import operands
 from tvm_comfuse.tir_passes.emit.dsl import registers, store
+from tvm_comfuse.tir_passes.emit.expressions import Affine
 from tvm_comfuse.tir_passes.emit.fragment import ElementPlace
+from tvm_comfuse.tir_passes.emit.instructions import packed_of
+from tvm_comfuse.tir_passes.emit.packed import affine_word
 
 Expr = Any
 
@@ -28,6 +32,14 @@ class InAccumulators:
         return self.kernel.acc[self.kernel.fragment.accumulator(place, element)]
 
     whole = read
+
+    def packed(self, place: ElementPlace, value: Affine, hoist: Callable[[Expr], Expr]) -> Expr:
+        """The word of two neighbours, after what is done to both in float32."""
+        scale, shift = (None if each is None else hoist(each) for each in (value.scale, value.plain_shift))
+        pair = [self.read(place, element) for element in range(2)]
+        pair = pair if scale is None else [each * scale for each in pair]
+        pair = pair if shift is None else [each + shift for each in pair]
+        return packed_of(pair[0], pair[1], self.kernel.spec.x_dtype)
 
     def offset(self, place: ElementPlace) -> Expr | None:
         """An element is what its register has."""
@@ -58,6 +70,26 @@ class Parked:
     def get(self, place: ElementPlace) -> tuple[Expr, Expr]:
         """Two neighbours as float32, less their offset."""
         return operands.unpack(self.words[place.row, place.chunk], self.dtype)
+
+
+class InWords:
+    """Parked values, two neighbours a word, as packed arithmetic takes them."""
+
+    registers_of_pair = 0
+
+    def __init__(self, kernel: Any, parked: Parked):
+        self.parked, self.written = parked, False
+
+    def load(self, box: Expr, pairs: range) -> None:
+        """Nothing to do: they are there."""
+
+    def offset(self, place: ElementPlace) -> Expr:
+        """What an element lacks."""
+        return self.parked.offsets[place.row]
+
+    def packed(self, place: ElementPlace, value: Affine, hoist: Callable[[Expr], Expr]) -> Expr:
+        """The word of two neighbours, after what is done to both."""
+        return affine_word(self.parked.words[place.row, place.chunk], value, hoist, self.parked.dtype)
 
 
 class InParked:

@@ -107,15 +107,20 @@ class MainLoop:
             with rolled(last, "k") as k:
                 self._slot_and_more(cursor, step, k + (slots - last), _alone)
         issued()
+        kernel.stamps.begin("drain", step // kernel.geometry.steps_of_group)
         do(T.ptx.wgmma.wait_group.sync.aligned(0))
+        kernel.stamps.end("drain", step // kernel.geometry.steps_of_group)
         release(kernel.empty, cursor.previous, kernel.thread, kernel.place)
         with unrolled(kernel.accumulators, "i") as i:
             pin(kernel.acc[i])
 
     def _slot_and_more(self, cursor: Cursor, step: Expr, k: Expr, beside: Any) -> None:
         kernel = self.kernel
+        use, slots = step // kernel.geometry.steps_of_group, kernel.geometry.k_slots
+        kernel.stamps.begin("full slot", use, at=k, extent=slots)
         wait(kernel.full, cursor.slot.value, cursor.parity.value)
         kernel.w_tiles.wait(step, k)
+        kernel.stamps.end("full slot", use, at=k, extent=slots)
         self.slot(cursor, k)
         beside()
         # the group before this one is complete now: its slot goes back

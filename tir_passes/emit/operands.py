@@ -42,7 +42,7 @@ def fill_vectors(kernel: Any, threads: int, thread: Expr) -> None:
             for index, buffer in enumerate(kernel.vectors):
                 _fetch(kernel, values, (index,), buffer, (column,), inside)
             for index, view in enumerate(kernel.vector_views):
-                store(view, values[index], slot)
+                store(view, T.cast(values[index], str(view.dtype)), slot)
 
 
 def _fetch(kernel: Any, cells: Any, at: tuple[int, ...], buffer: Any, where: tuple[Expr, ...], inside: Any) -> None:
@@ -99,7 +99,7 @@ def load_columns(kernel: Any, cells: Any, step: Expr) -> None:
 class Inputs:
     """Registers with what a pass reads in some pairs of chunks of a box; `first` is the number of the first pair.
 
-    vectors  by vector: [pairs, 4], columns (side, element)
+    vectors  by vector: [pairs, 4] float32, columns (side, element); or [pairs, 2] words, if it is kept so
     words    by staged tile: [blocks, pairs, 4] of two half-precision numbers
     floats   by tile in global memory: [rows, pairs, 2, 2] float32
     eights   by tile in global memory, eight neighbours with one access
@@ -115,6 +115,16 @@ class Inputs:
         """An element of an [N]-vector."""
         return self.vectors[index][place.pair - self.first, place.side * 2 + element]
 
+    def vector_word(self, index: int, place: ElementPlace) -> Expr:
+        """Two neighbours of an [N]-vector that is kept in words."""
+        return self.vectors[index][place.pair - self.first, place.side]
+
+    def tile_word(self, index: int, place: ElementPlace) -> Expr:
+        """Two neighbours of a half-precision [M, N] operand."""
+        if index in self.eights:
+            return self.eights[index].word(place)
+        return self.words[index][0][place.block, place.pair - self.first, place.matrix]
+
     def tile(self, index: int, place: ElementPlace, element: int) -> Expr:
         """An element of an [M, N] operand as float32."""
         pair = place.pair - self.first
@@ -122,8 +132,7 @@ class Inputs:
             return self.floats[index][place.row, pair, place.side, element]
         if index in self.eights:
             return self.eights[index].element(place, element)
-        words, dtype = self.words[index]
-        return unpack(words[place.block, pair, place.matrix], dtype)[element]
+        return unpack(self.tile_word(index, place), self.words[index][1])[element]
 
 
 def pairs_in_flight(kernel: Any, vectors: list[int], tiles: list[int], besides: int) -> int:
@@ -161,12 +170,15 @@ def load(
 
 
 def _load_vector(kernel: Any, index: int, box: Expr, pairs: range) -> Any:
-    cells = registers([len(pairs), 4], "float32", "vector")
+    in_words = str(kernel.vector_views[index].dtype) != "float32"
+    count, size, dtype = (2, 2, "uint32") if in_words else (4, 4, "float32")
+    get = T.ptx.ld.shared.v2.u32 if in_words else T.ptx.ld.shared.v4.f32
+    cells = registers([len(pairs), count], dtype, "vector")
     group = kernel.group_column(kernel.group) * kernel.plan.tile_n
     for nth, pair in enumerate(pairs):
         first = group + (box * BOX_PAIRS + pair) * PAIR_COLUMNS + kernel.fragment.quad_lane * 4
-        address = kernel.smem.ptr_to([kernel.layout.vector(index) + first * 4])
-        do(T.ptx.ld.shared.v4.f32(*[cells[nth, i] for i in range(4)], address))
+        address = kernel.smem.ptr_to([kernel.layout.vector(index) + first * size])
+        do(get(*[cells[nth, i] for i in range(count)], address))
     return cells
 
 
@@ -246,8 +258,12 @@ class Eights:
 
     def element(self, place: ElementPlace, element: int) -> Expr:
         """An element as float32."""
+        return unpack(self.word(place), self.dtype)[element]
+
+    def word(self, place: ElementPlace) -> Expr:
+        """Two neighbours."""
         row, group = self._group(place)
-        return unpack(self.words[row, group, place.word], self.dtype)[element]
+        return self.words[row, group, place.word]
 
     def _group(self, place: ElementPlace) -> tuple[int, Expr]:
         return place.row, place.box * 2 + place.pair // 2 - self.first

@@ -12,8 +12,8 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from tvm_comfuse.schedules.legality import QUAD_COLUMNS
 from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS
+from tvm_comfuse.schedules.tails import QUAD_COLUMNS
 from tvm_comfuse.tir_passes.emit.dsl import do, loop, rolled, when
 from tvm_comfuse.tir_passes.emit.instructions import MULTICAST, TMA_LOAD, TMA_LOAD_5D, TMA_PREFETCH, TMA_STORE
 from tvm_comfuse.tir_passes.emit.ring import Cursor, arm, arrive, wait
@@ -27,18 +27,23 @@ def fill_ring(kernel: Any) -> None:
     geometry, plan, place = kernel.geometry, kernel.plan, kernel.place
     cursor = Cursor(plan.pipeline_depth, 1, "fill")
     turn = _turn(kernel)
-    with turn(place.steps, "step") as step, turn(geometry.k_slots, "k") as k:
-        wait(kernel.empty, cursor.slot.value, cursor.parity.value)
-        arm(kernel.full, cursor.slot.value, kernel.layout.slot_bytes)
-        base = cursor.slot.value * kernel.layout.slot_bytes
-        barrier = kernel.full.ptr_to([cursor.slot.value])
-        depth = k * plan.tile_k
-        do(T.ptx[TMA_LOAD](kernel.smem.ptr_to([base]), _address(kernel.a_map), depth, place.row(step), barrier))
-        with kernel.w_tiles.filled(step, k, cursor.slot.value, barrier) as (b_base, b_barrier):
-            _load_b(kernel, b_base, depth, b_barrier)
-        _bring_operands(kernel, step, k)
-        _operands_ahead(kernel, step, k)
-        cursor.advance(1)
+    with turn(place.steps, "step") as step:
+        kernel.stamps.begin("load", step)
+        with turn(geometry.k_slots, "k") as k:
+            kernel.stamps.begin("empty slot", step, at=k, extent=geometry.k_slots)
+            wait(kernel.empty, cursor.slot.value, cursor.parity.value)
+            kernel.stamps.end("empty slot", step, at=k, extent=geometry.k_slots)
+            arm(kernel.full, cursor.slot.value, kernel.layout.slot_bytes)
+            base = cursor.slot.value * kernel.layout.slot_bytes
+            barrier = kernel.full.ptr_to([cursor.slot.value])
+            depth = k * plan.tile_k
+            do(T.ptx[TMA_LOAD](kernel.smem.ptr_to([base]), _address(kernel.a_map), depth, place.row(step), barrier))
+            with kernel.w_tiles.filled(step, k, cursor.slot.value, barrier) as (b_base, b_barrier):
+                _load_b(kernel, b_base, depth, b_barrier)
+            _bring_operands(kernel, step, k)
+            _operands_ahead(kernel, step, k)
+            cursor.advance(1)
+        kernel.stamps.end("load", step)
 
 
 def _turn(kernel: Any) -> Callable[[Expr, str], AbstractContextManager[Expr]]:
@@ -98,7 +103,9 @@ def _bring_operands(kernel: Any, step: Expr, k: Expr) -> None:
         with when(k == first + nth * (kernel.geometry.k_slots - first) // len(due)):
             index = kernel.tile_barrier(group, slot.tile)
             if box == 0:
+                kernel.stamps.begin("staging tile", step, nth)
                 wait(kernel.tile_empty, index, (use + 1) % 2)  # parity 1 passes on a fresh barrier
+                kernel.stamps.end("staging tile", step, nth)
                 arm(kernel.tile_full, index, kernel.layout.tile_bytes)
             target, at = box_of(kernel, step, group, slot.tile, box)
             do(T.ptx[TMA_LOAD](target, _address(slot.map), *at, kernel.tile_full.ptr_to([index])))
@@ -138,9 +145,12 @@ def send_results(kernel: Any) -> None:
 
 def _send(kernel: Any, step: Expr, group: Expr, use: Expr) -> None:
     """The results of one group's step; `use` is how many steps the group did before."""
-    stores = kernel.store_tiles
+    stores, groups = kernel.store_tiles, kernel.plan.mma_groups
     for nth, slot in enumerate(stores):
+        kernel.stamps.begin("result", step, nth, at=group, extent=groups)
         wait(kernel.tile_ready, group, (use * len(stores) + nth) % 2)
+        kernel.stamps.end("result", step, nth, at=group, extent=groups)
+        kernel.stamps.begin("store", step, nth, at=group, extent=groups)
         for box in range(kernel.plan.tile_n // ATOM_COLUMNS):
             source, at = box_of(kernel, step, group, slot.tile, box)
             do(T.ptx[TMA_STORE](_address(slot.map), *at, source))
@@ -150,6 +160,7 @@ def _send(kernel: Any, step: Expr, group: Expr, use: Expr) -> None:
             arrive(kernel.tile_next, group)
         else:
             arrive(kernel.tile_empty, kernel.tile_barrier(group, slot.tile))
+        kernel.stamps.end("store", step, nth, at=group, extent=groups)
 
 
 def box_of(kernel: Any, step: Expr, group: Expr, tile: int, box: int) -> tuple[Expr, tuple[Expr, Expr]]:

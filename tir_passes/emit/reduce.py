@@ -14,7 +14,9 @@ from typing import Any
 from tvm.script import tirx as T
 
 from tvm_comfuse.row_reducers import IDENTITY
-from tvm_comfuse.tir_passes.emit.dsl import f32, registers, store
+from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS
+from tvm_comfuse.tir_passes.emit import moments
+from tvm_comfuse.tir_passes.emit.dsl import f32, registers, store, when
 from tvm_comfuse.tir_passes.emit.exchange import QUAD, Exchange
 from tvm_comfuse.tir_passes.emit.instructions import pin
 from tvm_comfuse.tir_passes.emit.stages import COMBINE, Near, Stages
@@ -34,32 +36,86 @@ def reduce_local(
     """
     firsts = [member for member in members if member.merge is None]
     seconds = [member for member in members if member.merge is not None]
-    actions = first_actions + _begin(kernel, stages, firsts)
-    if parked is not None and not seconds:
-        for row in range(stages.fragment.rows):
-            store(parked.offsets, f32(0.0), row)
-        actions.append(stages.park(parked))
-    stages.sweep([actions])
-    _finish(kernel, stages, firsts)
-    if seconds:
-        actions = []
-        if parked is not None:
-            stages.near = _near(kernel, stages, seconds[0], parked)
-            actions.append(stages.park(parked))
-        stages.sweep([_begin(kernel, stages, seconds) + actions])
-        _finish(kernel, stages, seconds)
-        if stages.near is not None:
-            _restore_nan(kernel, stages, seconds[0], stages.near)
-        stages.near = None
+    # with more warp groups there are no registers for both sums
+    roomy = kernel.plan.mma_groups == COOPERATIVE_GROUPS
+    if roomy and seconds and all(member.merge == "moments" for member in seconds):
+        _in_one_pass(kernel, stages, firsts, seconds, first_actions, number, parked)
+    else:
+        actions = first_actions + _begin(kernel, stages, firsts)
+        if not seconds:
+            actions += _park_whole(stages, parked)
+        kernel.stamps.begin_round("first pass", number)
+        stages.sweep([actions])
+        _finish(kernel, stages, firsts)
+        kernel.stamps.end_round("first pass", number)
+        if seconds:
+            _second_pass(kernel, stages, seconds, number, parked)
     if kernel.plan.exchange != "warp":
         Exchange(kernel).post(number, _partials(stages, members))
+
+
+def _in_one_pass(
+    kernel: Any,
+    stages: Stages,
+    firsts: list[Any],
+    seconds: list[Any],
+    first_actions: list[Any],
+    number: Expr,
+    parked: Any,
+) -> None:
+    """Sums, and sums of squares about zero; the second pass where these would lose digits (see moments.py)."""
+    actions = first_actions + _begin(kernel, stages, firsts)
+    for member in seconds:
+        _clear(stages, member)
+        cells, value = stages.rows.of(member.block), kernel.blocks[member.merge_with]
+        actions.append(stages.accumulate(value, member.op, cells, squared=True))
+    kernel.stamps.begin_round("first pass", number)
+    stages.sweep([actions + _park_whole(stages, parked)])
+    _finish(kernel, stages, firsts)
+    _finish(kernel, stages, seconds)
+    far = registers([1], "int32", "far")
+    store(far, T.int32(0), 0)
+    for member in seconds:
+        totals, squares = stages.rows.of(member.merge_with), stages.rows.of(member.block)
+        moments.centre(kernel, totals, squares, _columns_of(kernel, kernel.row_part), far)
+    kernel.stamps.end_round("first pass", number)
+    with when(moments.raised(far)):
+        _second_pass(kernel, stages, seconds, number, parked)
+
+
+def _second_pass(kernel: Any, stages: Stages, seconds: list[Any], number: Expr, parked: Any) -> None:
+    """The second reductions of pairs, about the first ones' results; the carried value is parked about these, too."""
+    actions = []
+    if parked is not None:
+        stages.near = _near(kernel, stages, seconds[0], parked)
+        actions.append(stages.park(parked))
+    kernel.stamps.begin_round("second pass", number)
+    stages.sweep([_begin(kernel, stages, seconds) + actions])
+    _finish(kernel, stages, seconds)
+    kernel.stamps.end_round("second pass", number)
+    if stages.near is not None:
+        _restore_nan(kernel, stages, seconds[0], stages.near)
+    stages.near = None
+
+
+def _park_whole(stages: Stages, parked: Any) -> list[Any]:
+    """Parks the carried value without an offset."""
+    if parked is None:
+        return []
+    for row in range(stages.fragment.rows):
+        store(parked.offsets, f32(0.0), row)
+    return [stages.park(parked)]
+
+
+def _clear(stages: Stages, member: Any) -> None:
+    for row in range(stages.fragment.rows):
+        store(stages.rows.of(member.block), f32(IDENTITY[member.op]), row)
 
 
 def _begin(kernel: Any, stages: Stages, members: list[Any]) -> list[Any]:
     """Clears the row values; gives the actions of a pass that reduces a thread's elements."""
     for member in members:
-        for row in range(stages.fragment.rows):
-            store(stages.rows.of(member.block), f32(IDENTITY[member.op]), row)
+        _clear(stages, member)
     return [stages.accumulate(kernel.blocks[m.block], m.op, stages.rows.of(m.block)) for m in members]
 
 

@@ -20,6 +20,7 @@ from tvm_comfuse.tir_passes.emit.dsl import do, f32, registers, store, u32, unro
 from tvm_comfuse.tir_passes.emit.expressions import Binding, read_buffers, rebind, without_cast
 from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, ElementPlace
 from tvm_comfuse.tir_passes.emit.instructions import approximate, extreme, pin
+from tvm_comfuse.tir_passes.emit.packed import Packer
 from tvm_comfuse.tir_passes.emit.staging import NO_TILE
 
 Expr = Any
@@ -41,12 +42,16 @@ class Action:
 
     block   its expression is the element's value; None: the carried value itself
     apply   (place, element, value) uses the value
+    put     (place, word) instead: uses the word of two neighbours in half precision
+    dtype   of that word
     finish  (box, block of rows, pair of chunks) runs once all elements of a pair of chunks are applied
     carries  it changes the carried value
     """
 
     block: Any
-    apply: Callable[[ElementPlace, int, Expr], None]
+    apply: Callable[[ElementPlace, int, Expr], None] | None = None
+    put: Callable[[ElementPlace, Expr], None] | None = None
+    dtype: str = ""
     finish: Callable[[Expr, int, int], None] | None = None
     carries: bool = False
 
@@ -169,7 +174,11 @@ class Stages:
                 found.append(value)
                 return value
 
-            self._rebind(block, ElementPlace(0, 0, 0, *divmod(row, 2)), 0, lambda node: f32(0.0), hoist)
+            place = ElementPlace(0, 0, 0, *divmod(row, 2))
+            if block.name in self.kernel.packed_blocks:
+                self._packed(block, place, lambda home: u32(0), hoist)
+            else:
+                self._rebind(block, place, 0, lambda home: f32(0.0), hoist)
             if row == 0:
                 first = [next(n for n, e in enumerate(found) if tvm_ffi.structural_equal(e, value)) for value in found]
                 cells = [self._kept(value) for value in found]
@@ -186,7 +195,7 @@ class Stages:
             total, one = self.rows.of(self.near.first)[0], f32(1.0 / self.kernel.spec.n)
             if any(tvm_ffi.structural_equal(value, mean) for mean in (total * one, one * total)):
                 return self.near.offsets
-        return registers([self.fragment.rows], "float32", "of_row")
+        return registers([self.fragment.rows], "uint32" if str(value.ty) == "uint32" else "float32", "of_row")
 
     def _portions(self, pairs: range, reads: _Reads) -> list[range]:
         """Pairs of chunks, as many at a time as there are registers for what they need."""
@@ -209,12 +218,11 @@ class Stages:
 
     def _apply(self, actions: list[Action], place: ElementPlace, inputs: operands.Inputs, reads: _Reads) -> None:
         for action in actions:
-            for element in range(2):
-                if action.block is None:
-                    value = self.held.whole(place, element)
-                else:
-                    value = self._value(action.block, place, element, inputs, reads.constants[action.block])
-                action.apply(place, element, value)
+            if action.put is not None:
+                action.put(place, self._word(action, place, inputs, reads))
+            if action.apply is not None:
+                for element in range(2):
+                    action.apply(place, element, self._value(action.block, place, element, inputs, reads))
             if action.finish is not None and place.matrix == LAST_MATRIX:
                 action.finish(place.box, place.block, place.pair)
 
@@ -226,11 +234,25 @@ class Stages:
             if any(buffer.same_as(other) for other in buffers)
         ]
 
-    def _value(
-        self, block: Any, place: ElementPlace, element: int, inputs: operands.Inputs, constants: list[Any]
-    ) -> Expr:
-        """A block's expression for one element."""
-        kept = iter(constants)
+    def _word(self, action: Action, place: ElementPlace, inputs: operands.Inputs, reads: _Reads) -> Expr:
+        """A block's values of two neighbours, rounded."""
+        if action.block is None or action.block.name not in self.kernel.packed_blocks:
+            pair = [self._value(action.block, place, element, inputs, reads) for element in range(2)]
+            word = registers([1], "uint32", "word")
+            operands.pack(word[0], pair[0], pair[1], action.dtype)
+            return word[0]
+        kept = iter(reads.constants[action.block])
+
+        def word_of(home: Any) -> Expr:
+            return (inputs.tile_word if home.kind == "tile" else inputs.vector_word)(home.index, place)
+
+        return self._packed(action.block, place, word_of, lambda value: next(kept)[place.row])
+
+    def _value(self, block: Any, place: ElementPlace, element: int, inputs: operands.Inputs, reads: _Reads) -> Expr:
+        """A block's expression for one element; without a block, the carried value."""
+        if block is None:
+            return self.held.whole(place, element)
+        kept = iter(reads.constants[block])
 
         def input_of(home: Any) -> Expr:
             if home.kind == "carried":
@@ -241,6 +263,26 @@ class Stages:
 
         return self._rebind(block, place, element, input_of, lambda value: next(kept)[place.row])
 
+    def _packed(
+        self,
+        block: Any,
+        place: ElementPlace,
+        word_of: Callable[[Any], Expr],
+        hoist: Callable[[Expr], Expr],
+    ) -> Expr:
+        """The word of a block that is computed in packed half precision."""
+
+        def load(node: Any) -> Expr | None:
+            home = self.kernel.home(node.source)
+            return None if home.kind == "carried" else word_of(home)
+
+        whole = without_cast(block.value)
+        binding = self._binding(block, place, 0, _no_input, hoist)
+        packer = Packer(
+            whole, binding, self.kernel.spec.x_dtype, load, lambda value: self.held.packed(place, value, hoist)
+        )
+        return packer.word(whole)
+
     def _rebind(
         self,
         block: Any,
@@ -249,6 +291,16 @@ class Stages:
         input_of: Callable[[Any], Expr],
         hoist: Callable[[Expr], Expr],
     ) -> Expr:
+        return rebind(without_cast(block.value), self._binding(block, place, element, input_of, hoist))
+
+    def _binding(
+        self,
+        block: Any,
+        place: ElementPlace,
+        element: int,
+        input_of: Callable[[Any], Expr],
+        hoist: Callable[[Expr], Expr],
+    ) -> Binding:
         kernel = self.kernel
 
         def load(node: Any) -> Expr:
@@ -277,7 +329,7 @@ class Stages:
         binding = Binding(variables, load, of_row, hoist=hoist, offset=offset)
         if kernel.plan.fast_math:
             binding = replace(binding, function=approximate)
-        return rebind(without_cast(block.value), binding)
+        return binding
 
     def carry(self, block: Any) -> Action:
         """The carried value of a stage takes the place of the one before."""
@@ -287,13 +339,14 @@ class Stages:
 
         return Action(block, apply, carries=True)
 
-    def accumulate(self, block: Any, op: str, target: Any) -> Action:
-        """A reduction of the thread's own elements into target [rows], which must hold the identity."""
+    def accumulate(self, block: Any, op: str, target: Any, squared: bool = False) -> Action:
+        """A reduction of the thread's own elements, or of their squares, into target [rows], which must hold the identity."""
 
         def apply(place: ElementPlace, element: int, value: Expr) -> None:
             if self.kernel.geometry.ragged_n:
                 at = self.kernel.global_column(self.fragment.column(place)) + element
                 value = T.if_then_else(at < self.kernel.spec.n, value, f32(IDENTITY[op]))
+            value = value * value if squared else value
             store(target, COMBINE[op](target[place.row], value), place.row)
 
         return Action(block, apply)
@@ -301,20 +354,17 @@ class Stages:
     def send_tile(self, block: Any, dtype: str, tile: int) -> Action:
         """A value in half precision, to a staging tile."""
         kernel = self.kernel
-        pair = registers([2], "float32", "result")
         words = registers([4], "uint32", "words")
 
-        def apply(place: ElementPlace, element: int, value: Expr) -> None:
-            store(pair, value, element)
-            if element == 1:
-                operands.pack(words[place.matrix], pair[0], pair[1], dtype)
+        def put(place: ElementPlace, word: Expr) -> None:
+            store(words, word, place.matrix)
 
         def finish(box: Expr, rows: int, chunks: int) -> None:
             address = operands.matrix_address(kernel, tile, rows, box, chunks)
-            put = T.ptx["stmatrix.sync.aligned.m8n8.x4.shared.b16"]
-            do(put(address, *[words[i] for i in range(4)]))
+            stmatrix = T.ptx["stmatrix.sync.aligned.m8n8.x4.shared.b16"]
+            do(stmatrix(address, *[words[i] for i in range(4)]))
 
-        return Action(block, apply, finish)
+        return Action(block, put=put, dtype=dtype, finish=finish)
 
     def park(self, parked: Any) -> Action:
         """The carried value to the registers where it waits for row values."""
@@ -329,35 +379,38 @@ class Stages:
 
     def send_global(self, block: Any, output: Any) -> Action:
         """A result straight to global memory, all neighbours of a lane with one store."""
-        if self.fragment.quads and str(output.dtype) != "float32":
-            return self._send_eights(block, output)
         rows = operands.GlobalRows(self.kernel, output, self.step)
+        if rows.dtype == "float32":
+            return self._send_floats(block, rows)
+        return self._send_eights(block, rows) if self.fragment.quads else self._send_words(block, rows)
+
+    def _send_floats(self, block: Any, rows: operands.GlobalRows) -> Action:
         pair = registers([2], "float32", "result")
-
-        def apply(place: ElementPlace, element: int, value: Expr) -> None:
-            store(pair, value, element)
-            if element == 0:
-                return
-            with self.kernel.when(rows.inside(place)):
-                if rows.dtype == "float32":
-                    do(T.ptx.st.global_.v2.f32(rows.address(place), pair[0], pair[1]))
-                else:
-                    word = registers([1], "uint32", "word")
-                    operands.pack(word[0], pair[0], pair[1], rows.dtype)
-                    do(T.ptx.st.global_.u32(rows.address(place), word[0]))
-
-        return Action(block, apply)
-
-    def _send_eights(self, block: Any, output: Any) -> Action:
-        rows = operands.GlobalRows(self.kernel, output, self.step)
-        pair = registers([2], "float32", "result")
-        # eight neighbours come from two pairs of chunks, with every block of rows in between
-        words = registers([self.fragment.rows, 4], "uint32", "words")
 
         def apply(place: ElementPlace, element: int, value: Expr) -> None:
             store(pair, value, element)
             if element == 1:
-                operands.pack(words[place.row, place.word], pair[0], pair[1], rows.dtype)
+                with self.kernel.when(rows.inside(place)):
+                    do(T.ptx.st.global_.v2.f32(rows.address(place), pair[0], pair[1]))
+
+        return Action(block, apply)
+
+    def _send_words(self, block: Any, rows: operands.GlobalRows) -> Action:
+        words = registers([1], "uint32", "words")
+
+        def put(place: ElementPlace, word: Expr) -> None:
+            store(words, word, 0)
+            with self.kernel.when(rows.inside(place)):
+                do(T.ptx.st.global_.u32(rows.address(place), words[0]))
+
+        return Action(block, put=put, dtype=rows.dtype)
+
+    def _send_eights(self, block: Any, rows: operands.GlobalRows) -> Action:
+        # eight neighbours come from two pairs of chunks, with every block of rows in between
+        words = registers([self.fragment.rows, 4], "uint32", "words")
+
+        def put(place: ElementPlace, word: Expr) -> None:
+            store(words, word, place.row, place.word)
 
         def finish(box: Expr, block_of_rows: int, chunks: int) -> None:
             if chunks % 2 == 0:
@@ -367,7 +420,7 @@ class Stages:
                 with self.kernel.when(rows.inside(first)):
                     do(T.ptx.st.global_.v4.u32(rows.address(first), *[words[first.row, word] for word in range(4)]))
 
-        return Action(block, apply, finish)
+        return Action(block, put=put, dtype=rows.dtype, finish=finish)
 
     def send_row(self, block: Any, output: Any) -> None:
         """A result that has one value a row: the first lane of each quad of the first part of the row stores it."""

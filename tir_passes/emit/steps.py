@@ -13,13 +13,13 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from tvm_comfuse.schedules.legality import QUAD_COLUMNS
 from tvm_comfuse.schedules.split import head_blocks, last_round, tail_blocks, tail_stages
-from tvm_comfuse.schedules.timetable import EARLY_SLOTS, Part, timetable
+from tvm_comfuse.schedules.tails import QUAD_COLUMNS
+from tvm_comfuse.schedules.timetable import Part, early_slots, timetable
 from tvm_comfuse.tir_passes.emit import operands, ring
 from tvm_comfuse.tir_passes.emit.dsl import Cell, do, unrolled, when
 from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, Fragment
-from tvm_comfuse.tir_passes.emit.held import InAccumulators, InParked, Parked
+from tvm_comfuse.tir_passes.emit.held import InAccumulators, InParked, InWords, Parked
 from tvm_comfuse.tir_passes.emit.instructions import opaque
 from tvm_comfuse.tir_passes.emit.mma import Company
 from tvm_comfuse.tir_passes.emit.reduce import reduce_across, reduce_local
@@ -121,14 +121,18 @@ class Steps:
         names = head_blocks(self.spec) if self.cut >= 0 else frozenset()
         for slot in self.staging.operand_tiles:
             if in_head != names.isdisjoint(slot.readers):
+                self.kernel.stamps.begin("operand", use, slot.tile)
                 ring.wait(self.kernel.tile_full, self.kernel.tile_barrier(self.kernel.group, slot.tile), use % 2)
+                self.kernel.stamps.end("operand", use, slot.tile)
 
     # --- results ------------------------------------------------------------------------------------------------------
 
     def _outputs(self, stages: Stages, outputs: Any, use: Expr, late: bool) -> None:
         for output in outputs:
             if output.late == late:
+                self.kernel.stamps.begin("output", use, output.index)
                 self._send(stages, output, use)
+                self.kernel.stamps.end("output", use, output.index)
 
     def _send(self, stages: Stages, output: Any, use: Expr) -> None:
         """One output, in a pass of its own."""
@@ -142,10 +146,12 @@ class Steps:
             stages.sweep([[stages.send_global(block, buffer)]])
             return
         nth, again = staging.store_tiles.index(slot), len(staging.store_tiles) - 1
+        kernel.stamps.begin("result tile", use, nth)
         if nth > 0:
             ring.wait(kernel.tile_next, kernel.group, (use * again + nth - 1) % 2)
         elif not staging.loaded(slot.tile):
             ring.wait(kernel.tile_empty, kernel.tile_barrier(kernel.group, slot.tile), (use + 1) % 2)
+        kernel.stamps.end("result tile", use, nth)
         stages.sweep([[stages.send_tile(block, str(buffer.dtype), slot.tile)]])
         do(T.ptx.fence.proxy.async_.shared__cta())
         ring.arrive(kernel.tile_ready, kernel.group)
@@ -155,7 +161,7 @@ class Steps:
     def company(self, step: Expr, use: Expr) -> Company:
         """What runs beside a step's main loop: of the step before, the deferred part; of this step, the first operands of the
         head."""
-        last = min(EARLY_SLOTS, self.kernel.geometry.k_slots) if self.early else 0
+        last = early_slots(self.kernel.plan, self.spec.k) if self.early else 0
         parts = timetable(self.kernel.plan, self.spec.k) if self.parked else []
         return Company(len(parts), partial(self._beside_first, parts, step, use), last, partial(self._load_early, step))
 
@@ -170,7 +176,9 @@ class Steps:
         """A part of the deferred work of a step; what the next part reads is asked for first."""
         parked = self.parked
         assert parked is not None
-        stages = self._stages(lambda: InParked(self.kernel, parked), step)
+        held = InWords if self.kernel.plan.packed_tail else InParked
+        stages = self._stages(lambda: held(self.kernel, parked), step)
+        self.kernel.stamps.begin("tail", use, slot)
         if slot + 1 < len(parts):
             self._load_ahead(parts, slot + 1, step)
         if parts[slot].takes:
@@ -183,6 +191,7 @@ class Steps:
             for buffers in self.kernel.early.values():
                 buffers.first = parts[slot].tail[0]
             stages.sweep_part(self._tail_passes(stages), parts[slot].tail)
+        self.kernel.stamps.end("tail", use, slot)
 
     def _load_ahead(self, parts: list[Part], slot: int, step: Expr) -> None:
         """The operands that a part of the tail reads from global memory."""

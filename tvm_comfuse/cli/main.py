@@ -7,7 +7,7 @@ import sys
 import typer
 
 from tvm_comfuse import __version__
-from tvm_comfuse.cli import bench, compile, db, doctor, explain, run, tune, verify
+from tvm_comfuse.cli import bench, compile, db, doctor, explain, profile, run, tune, verify
 from tvm_comfuse.errors import ComfuseError
 
 #: exit code of wrong input, as of wrong options
@@ -30,6 +30,7 @@ for _command in (
     run.run,
     verify.verify,
     bench.bench,
+    profile.profile,
 ):
     app.command(name=_command.__name__.rstrip("_"))(_command)
 app.add_typer(db.app)

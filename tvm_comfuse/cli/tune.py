@@ -45,7 +45,8 @@ def tune(
         Path | None, typer.Option("--tuning-records", help="A folder for records; a search goes on where it ended.")
     ] = None,
     trials: Annotated[
-        int | None, typer.Option("--trials", min=1, help="Candidates in all; 64 for each task if left out.")
+        int | None,
+        typer.Option("--trials", min=1, help="Candidates in all, also those that fail; 64 a task if left out."),
     ] = None,
     time_budget: Annotated[
         str | None, typer.Option("--time-budget", help="When to stop: 90s, 10m, 1.5h.", metavar="DURATION")

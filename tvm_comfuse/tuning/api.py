@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.target import is_cuda, name_of, parse_target
 from tvm_comfuse.tuning.builder import Builder
 from tvm_comfuse.tuning.database import Database
+from tvm_comfuse.tuning.interrupt import noting_interrupts
 from tvm_comfuse.tuning.log import NAME as LOG_NAME
 from tvm_comfuse.tuning.log import Log
 from tvm_comfuse.tuning.model import PlanModel
@@ -123,7 +125,7 @@ def tune(
 
     model, target, example_args  as for ``tvm_comfuse.compile``; a GPU target needs that GPU, target llvm times the CPU's
                                  kernels, in which plans change nothing: it is there to try the way
-    trials          candidates in all; TRIALS for each task if left out
+    trials          candidates in all, also those that fail; TRIALS for each task if left out
     time_budget     seconds
     records         a folder for a tuning database, with log and cost model; a search continues where the last one ended
     early_stopping  a task ends after so many candidates in a row that do not improve it
@@ -135,9 +137,9 @@ def tune(
     workers         servers to measure on at the same time
     on_change       called with the search after every event
 
-    KeyboardInterrupt ends the search, and the result is what was found until then.  Raises ModelError, TargetError, and
-    OutputError or
-    DatabaseError for a folder that cannot be written or holds something else.
+    SIGINT, at whatever moment, ends the search, and the result is what was found until then; a second one that comes
+    outside the search is a KeyboardInterrupt.  Raises ModelError, TargetError, and OutputError or DatabaseError for a
+    folder that cannot be written or holds something else.
     """
     from tvm_comfuse.build import to_module
 
@@ -149,22 +151,27 @@ def tune(
         raise TargetError("a GPU to measure on", "none", "tune on a machine with one, or try the way on llvm")
     folder = Path(records) if records is not None else None
     kept = store if store is not None else _store(folder)
-    tasks, refusals = tasks_of(to_module(model, example_args), device, rows)
-    cost_model = PlanModel(device)
-    if folder is not None and (folder / MODEL_NAME).is_file():
-        cost_model.read(folder / MODEL_NAME)
-    count = trials if trials is not None else TRIALS * len(tasks)
-    settings = Settings(count, time_budget, early_stopping, seed)
-    commands = [CHILD] if tracker is None else [_stand_in(tracker, key)] * workers
-    runner = Runner(parsed, limits or DEFAULT_LIMITS, commands, remote=tracker is not None)
-    with Builder(parsed, parallel, limits) as builder, runner:
-        search = Search(parsed, device, kept, builder, runner, cost_model, settings, Log(folder), on_change)
-        search.log.write("start", target=str(parsed), tasks=[task.name for task in tasks], trials=count)
-        search.run(tasks)
-        search.log.write("end", stopped=search.stopped, trials=search.trials)
-        result = _result(search, refusals, folder)
-    if folder is not None:
-        cost_model.write(folder / MODEL_NAME)
+    interrupted = threading.Event()
+    with noting_interrupts(interrupted):
+        tasks, refusals = tasks_of(to_module(model, example_args), device, rows)
+        count = trials if trials is not None else TRIALS * len(tasks)
+        settings = Settings(count, time_budget, early_stopping, seed)
+        cost_model = PlanModel(device)
+        if folder is not None and (folder / MODEL_NAME).is_file():
+            cost_model.read(folder / MODEL_NAME)
+        commands = [CHILD] if tracker is None else [_stand_in(tracker, key)] * workers
+        runner = Runner(parsed, limits or DEFAULT_LIMITS, commands, remote=tracker is not None)
+        with Builder(parsed, parallel, limits) as builder, runner:
+            log = Log(folder)
+            search = Search(
+                parsed, device, kept, builder, runner, cost_model, settings, log, on_change, interrupted=interrupted
+            )
+            log.write("start", target=str(parsed), tasks=[task.name for task in tasks], trials=count)
+            search.run(tasks)
+            log.write("end", stopped=search.stopped, trials=search.trials)
+            result = _result(search, refusals, folder)
+        if folder is not None:
+            cost_model.write(folder / MODEL_NAME)
     return result
 
 

@@ -7,6 +7,7 @@ import os
 import queue
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +28,7 @@ MOST_BUILDERS = min(16, max(1, (os.cpu_count() or 2) - 1))
 
 
 class Builder:
-    """A context manager; the libraries lie in a folder that is removed at the end.
+    """A context manager; the libraries lie in a folder that is removed at the end.  Threads may share it.
 
     parallel  processes; MOST_BUILDERS if left out
     """
@@ -49,6 +50,7 @@ class Builder:
             self._idle.put(worker)
         self._pool = ThreadPoolExecutor(self.parallel, thread_name_prefix="build")
         self._futures: list[Future[Built]] = []
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Builder:
         return self
@@ -63,9 +65,10 @@ class Builder:
         """Starts to build a function, see `build.build`; builds start in the order of the calls."""
         library = Path(self._folder.name) / f"candidate{next(self._numbers)}.so"
         request = {"func": tvm.ir.save_json(func), "target": self._target, "library": str(library)}
-        self._futures = [future for future in self._futures if not future.done()]
-        self._futures.append(self._pool.submit(self._build, request))
-        return self._futures[-1]
+        future = self._pool.submit(self._build, request)
+        with self._lock:
+            self._futures = [*(other for other in self._futures if not other.done()), future]
+        return future
 
     def discard(self, library: str) -> None:
         """Removes a library that is needed no more."""

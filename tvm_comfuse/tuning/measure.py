@@ -1,7 +1,7 @@
 """The process that launches candidates:  python -m tvm_comfuse.tuning.measure
 
 {"task": a key, "func", "target", "rows"} describes a task; the answer is {"product_us", "device"}, the time of the bare
-product and the name of the device, or {"failure"}.  After it {"task", "library", "reference"} is answered by
+product and the name of the device, or {"failure"}.  After it {"task", "library", "reference", "check"} is answered by
 {"measured": {...}}.
 """
 
@@ -26,7 +26,8 @@ def answer(request: dict[str, Any], measurers: dict[str, Any]) -> dict[str, Any]
     """The answer to a request; measurers of tasks by key are kept in `measurers`."""
     key = request["task"]
     if "func" not in request:
-        return {"measured": asdict(measurers[key].measure(request["library"], request["reference"]))}
+        measured = measurers[key].measure(request["library"], request["reference"], request["check"])
+        return {"measured": asdict(measured)}
     import tvm
 
     from tvm_comfuse.tuning.measurer import Measurer

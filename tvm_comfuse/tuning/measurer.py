@@ -33,8 +33,9 @@ class Measured:
     reference_us  of the reference kernel, measured in the same minute; None without one
     reason        in a word what failed: load, fault, wrong, hang or died; "" if nothing did
     failure       the same in words
-    error         relative error against float64, of the output that is worst for what it may be
+    error         relative error against float64, of the output that is worst for what it may be; None if not checked
     allowed       what that error may be: twice that of rounding the exact result once, which eager PyTorch never beats
+    server        which server of a tracker measured it; "" for this machine
     """
 
     us: tuple[float, ...] = ()
@@ -43,6 +44,7 @@ class Measured:
     failure: str = ""
     error: float | None = None
     allowed: float | None = None
+    server: str = ""
 
 
 class Measurer:
@@ -55,24 +57,28 @@ class Measurer:
     def __init__(self, func: Any, rows: int, target: Target, seed: int = 0):
         self._target, self._cuda = target, is_cuda(target)
         self._judge = Judge(func, rows, seed, target)
+        self._columns_first = analyze(func).w_layout == "NK"
         self._sets = self._input_sets(func, seed) if self._cuda else []
         self._reference: tuple[str, Callable[..., None]] | None = None
         self._reference_us: float | None = None
         self._since = 0
 
-    def measure(self, library: str, reference: str = "") -> Measured:
+    def measure(self, library: str, reference: str = "", check: bool = True) -> Measured:
         """Checks and times the "main" of a library.
 
         reference  the library of a kernel that is known to be right; it is measured now and then
+        check      False to leave out the comparison with float64
         """
         stage = "load"
         try:
             kernel = self._load(library)
             stage = "fault"
-            launched = self._judge.run(kernel)
-            error, allowed = launched.worst
-            if launched.failure:
-                return Measured(reason="wrong", failure=launched.failure, error=error, allowed=allowed)
+            error, allowed = None, None
+            if check:
+                launched = self._judge.run(kernel)
+                error, allowed = launched.worst
+                if launched.failure:
+                    return Measured(reason="wrong", failure=launched.failure, error=error, allowed=allowed)
             reference_us = self._time_reference(reference)
             return Measured(self._time(kernel), reference_us, error=error, allowed=allowed)
         except Exception as problem:  # a fault is this candidate's result; the caller ends the process
@@ -88,8 +94,7 @@ class Measurer:
         """Microseconds of the bare product by cuBLAS; None on a CPU."""
         if not self._cuda:
             return None
-        columns_first = self._sets[0][0].shape[1] == self._sets[0][1].shape[1]
-        return time_call(lambda x, w, *_: torch.mm(x, w.t() if columns_first else w), self._sets)
+        return time_call(lambda x, w, *_: torch.mm(x, w.t() if self._columns_first else w), self._sets)
 
     def _load(self, library: str) -> Callable[..., None]:
         with self._target, own_cuda_compiler(str(self._target.attrs.get("arch", HOPPER_ARCH))):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
-from tvm_comfuse.schedules.choose import default_plan
 from tvm_comfuse.schedules.cost import estimate
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.plan import Plan
@@ -60,12 +58,10 @@ class Progress:
     waiting: list[Candidate] = field(default_factory=list)
     batches: list[list[Candidate]] = field(default_factory=list)
 
-    @cached_property
+    @property
     def default(self) -> Plan:
         """The plan without tuning."""
-        plan = default_plan(self.task.spec, self.space.device)
-        assert isinstance(plan, Plan)  # the task has a space, so it has a plan
-        return plan
+        return self.space.default
 
     @property
     def us(self) -> float:

@@ -8,6 +8,8 @@ this module is that process's stand-in:  python -m tvm_comfuse.tuning.remote HOS
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,11 +36,14 @@ def measure(request: str) -> str:
     """On the server: passes a request on to its measuring process, and the answer back, both as JSON.
 
     The request has the process's own and "doing", "limit", "start" as for `child.ask`.  The answer is the process's, or
-    {"failed": what went wrong}.
+    {"failed": what went wrong}.  {"connect"} is answered by {"server": a name for people}.
     """
     from tvm_comfuse.tuning.runner import CHILD
 
     values = json.loads(request)
+    if "connect" in values:
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return json.dumps({"server": socket.gethostname() + (f" GPU {gpus}" if gpus else "")})
     doing, limit, start = (values.pop(name) for name in ("doing", "limit", "start"))
     if not _workers:
         _workers.append(Worker(CHILD))

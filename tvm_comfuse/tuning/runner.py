@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -22,8 +23,10 @@ CHILD = (sys.executable, "-m", "tvm_comfuse.tuning.measure")
 DEFAULT_LIMITS = Limits(launch=30.0)
 #: what leaves a process without a usable device
 _FATAL = ("fault", "hang", "died")
-#: seconds that a remote answer may take longer than the work: for the way, and for a server to be free
-_ON_THE_WAY = 90.0
+#: seconds that a remote answer may take longer than the work, for the way
+_ON_THE_WAY = 60.0
+#: seconds in which a tracker should have a free server, and how often it is asked while other servers may be used instead
+_CONNECT_S, _ATTEMPTS = 30.0, 3
 
 
 class Device:
@@ -34,7 +37,7 @@ class Device:
         self.worker = Worker(command)
         self._described: set[str] = set()
         self.products: dict[str, float] = {}
-        self.name = ""
+        self.name, self.server = "", ""
 
     def describe(self, task: Task) -> str:
         """Has the process know a task; what went wrong, or ""."""
@@ -54,18 +57,26 @@ class Device:
             self.products[task.key] = message["product_us"]
         return ""
 
-    def measure(self, task: Task, library: str, reference: str) -> Measured:
+    def connect(self) -> str:
+        """Has a server for what follows; what went wrong, or "".  On this machine there is nothing to do."""
+        if not self._remote or (self.server and self.worker.running):
+            return ""
+        message, failure = ask(self.worker, {"connect": True}, "find a free server", _CONNECT_S, self._limits.start)
+        self.server = str(message["server"]) if message is not None else ""
+        return failure
+
+    def measure(self, task: Task, library: str, reference: str, check: bool) -> Measured:
         """Measures a library, see `Measurer.measure`."""
         # of all tasks so far the device may be full: a new process has room
         failure = self.describe(task) and self.describe(task)
         if failure:
             return Measured(reason="died", failure=failure)
-        request = {"task": task.key, "library": library, "reference": reference}
+        request = {"task": task.key, "library": library, "reference": reference, "check": check}
         message, failure = self._ask(request, "end after its launch", self._limits.launch)
         if message is None:
             return Measured(reason="hang" if "hangs" in failure else "died", failure=failure)
         values = message["measured"]
-        measured = Measured(**{**values, "us": tuple(values["us"])})
+        measured = Measured(**{**values, "us": tuple(values["us"]), "server": self.server})
         if measured.reason in _FATAL:
             # a faulting kernel leaves its process without a usable GPU, so never go on with the same one
             self._restart()
@@ -81,6 +92,9 @@ class Device:
     def _ask(self, request: dict[str, Any], doing: str, limit: float) -> tuple[dict[str, Any] | None, str]:
         start = self._limits.start
         if self._remote:
+            if failure := self.connect():
+                self._described.clear()
+                return None, failure
             request = {**request, "doing": doing, "limit": limit, "start": start}
             limit += start + _ON_THE_WAY
         message, failure = ask(self.worker, request, doing, limit, start)
@@ -91,7 +105,7 @@ class Device:
 
 
 class Runner:
-    """A context manager with measuring processes, each started again whenever a kernel spoils it.
+    """A context manager with measuring processes, each started again whenever a kernel spoils it.  Threads may share it.
 
     commands  one a process, this machine's alone if left out
     remote    whether they stand in for processes elsewhere
@@ -110,6 +124,7 @@ class Runner:
             self._free.put(device)
         self._pool = ThreadPoolExecutor(len(self._devices), thread_name_prefix="measure")
         self._futures: list[Future[Any]] = []
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Runner:
         return self
@@ -134,18 +149,23 @@ class Runner:
         for _ in self._devices:
             self._submit(lambda device: device.describe(task))
 
-    def submit(self, task: Task, library: str, reference: str = "") -> Future[Measured]:
+    def submit(self, task: Task, library: str, reference: str = "", check: bool = True) -> Future[Measured]:
         """Measures a library, see `Measurer.measure`; measurements begin in the order of the calls."""
-        return self._submit(lambda device: device.measure(task, library, reference))
+        return self._submit(lambda device: device.measure(task, library, reference, check))
 
     def _submit(self, work: Any) -> Future[Any]:
-        self._futures = [future for future in self._futures if not future.done()]
-        self._futures.append(self._pool.submit(self._with_device, work))
-        return self._futures[-1]
+        future = self._pool.submit(self._with_device, work)
+        with self._lock:
+            self._futures = [*(other for other in self._futures if not other.done()), future]
+        return future
 
     def _with_device(self, work: Any) -> Any:
-        device = self._free.get()
-        try:
-            return work(device)
-        finally:
-            self._free.put(device)
+        for attempt in range(_ATTEMPTS):
+            device = self._free.get()
+            try:
+                # where a server is gone for good, the work goes to another one
+                if not device.connect() or attempt == _ATTEMPTS - 1:
+                    return work(device)
+            finally:
+                self._free.put(device)
+        raise AssertionError("the last attempt returns")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,6 +19,7 @@ from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.target import is_cuda
 from tvm_comfuse.tuning.build import Built
 from tvm_comfuse.tuning.builder import Builder
+from tvm_comfuse.tuning.interrupt import noting_interrupts
 from tvm_comfuse.tuning.log import Log
 from tvm_comfuse.tuning.measurer import Measured
 from tvm_comfuse.tuning.metaschedule import meta_schedule as ms
@@ -31,7 +30,7 @@ from tvm_comfuse.tuning.record import Record, Store, stock_record
 from tvm_comfuse.tuning.rules import space_generator
 from tvm_comfuse.tuning.runner import Runner
 from tvm_comfuse.tuning.space import Space
-from tvm_comfuse.tuning.strategy import RankedSearch, candidate_for
+from tvm_comfuse.tuning.strategy import Choice, RankedSearch, candidate_for, promising
 from tvm_comfuse.tuning.task import Task
 
 #: candidates proposed at a time: the model learns between batches
@@ -46,7 +45,7 @@ _TICK = 0.5
 class Settings:
     """What a user may set.
 
-    trials          candidates in all
+    trials          candidates in all, also those that fail
     time_budget     seconds, None without a limit
     early_stopping  candidates of a task in a row that do not improve it, None to go on
     """
@@ -61,7 +60,9 @@ class Settings:
 class Search:
     """One search over tasks.  `run` returns at its end and may be interrupted: everything found out is kept by then.
 
-    on_change  called after every event, for a display
+    on_change    called after every event, for a display
+    interrupted  ends the search at the next event once it is set
+    choose       which of the ranked plans are measured next
     """
 
     target: Target
@@ -73,6 +74,8 @@ class Search:
     settings: Settings
     log: Log
     on_change: Callable[[Search], None] = lambda search: None
+    interrupted: threading.Event = field(default_factory=threading.Event)
+    choose: Choice = promising
     progress: list[Progress] = field(default_factory=list)
     #: what stopped it: trials, time, space or interrupt
     stopped: str = ""
@@ -97,21 +100,19 @@ class Search:
     def run(self, tasks: Sequence[Task]) -> None:
         """Searches until trials, time or plans are used up.
 
-        SIGINT ends it at the next event, between steps: an exception in the midst of one would have to find its way
-        through TVM.  A second one is a KeyboardInterrupt, which ends it at once and is not raised either.
+        SIGINT ends it at the next event.  A second one is a KeyboardInterrupt, which ends it at once and is not raised
+        either.
         """
-        with _on_interrupt(self._interrupt):
+        with noting_interrupts(self.interrupted):
             self._run(tasks)
-
-    def _interrupt(self) -> None:
-        self.stopped = "interrupt"
 
     def _run(self, tasks: Sequence[Task]) -> None:
         try:
             # every task gets some, and few trials are not spent on one task
             size = max(1, min(BATCH, self.settings.trials // (2 * max(1, len(tasks)))))
             for task in tasks:
-                self.progress.append(self._prepare(task, size))
+                if not self.interrupted.is_set():
+                    self.progress.append(self._prepare(task, size))
             self.on_change(self)
             while not self._is_over():
                 self._propose()
@@ -133,7 +134,7 @@ class Search:
         """Starts the strategy of a task with the records and failures of earlier searches."""
         space = Space.of(task.spec, self.device)
         assert isinstance(space, Space)  # tasks_of takes no others
-        strategy = RankedSearch(self.device, self.model, self._chance.randrange(2**31))
+        strategy = RankedSearch(self.device, self.model, self._chance.randrange(2**31), self.choose)
         context = tune_context(
             task.workload,
             target=self.target,
@@ -177,6 +178,8 @@ class Search:
     # --- candidates ---------------------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
+        if self.interrupted.is_set():
+            self.stopped = "interrupt"
         if self.seconds_left == 0.0:
             self.stopped = self.stopped or "time"
         return bool(self.stopped)
@@ -282,7 +285,8 @@ class Search:
         progress.since_best += 1
         if progress.best is None or record.us < progress.best.us:
             progress.best, progress.since_best = record, 0
-        self._note("measured", progress, candidate, us=record.us, error=record.error, clock=scale)
+        where = {"server": measured.server} if measured.server else {}
+        self._note("measured", progress, candidate, us=record.us, error=record.error, clock=scale, **where)
         self._finish_batches(progress)
 
     def _finish_batches(self, progress: Progress) -> None:
@@ -310,22 +314,3 @@ class Search:
             spills=candidate.built.spills,
             **values,
         )
-
-
-@contextmanager
-def _on_interrupt(note: Callable[[], None]) -> Iterator[None]:
-    """Has the first SIGINT inside call `note`; in a thread, which signals do not reach, nothing is changed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def first(_number: int, _frame: Any) -> None:
-        signal.signal(signal.SIGINT, before)
-        note()
-
-    signal.signal(signal.SIGINT, first)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -17,7 +17,7 @@ from typing import Any
 
 from tvm_comfuse.errors import PlanError
 from tvm_comfuse.refusal import Refusal
-from tvm_comfuse.schedules.choose import candidates, default_plan, persistent_ctas
+from tvm_comfuse.schedules.choose import EARLY_SCOPES, candidates, default_plan, persistent_ctas
 from tvm_comfuse.schedules.cost import row_tiles, tiles_of_cta
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.footprint import row_parts
@@ -28,9 +28,11 @@ from tvm_comfuse.schedules.spec import ClusterSpec
 #: fields that are chosen together: most combinations of their values mean nothing
 TOGETHER = (("tile_m", "tile_n"), ("layout", "groups_m", "groups_n", "mma_groups"), ("operands", "store"))
 #: fields that follow from the others and the grid
-DERIVED = ("cluster_n", "ctas")
+DERIVED = ("cluster_n", "ctas", "dependent_launch")
 #: all values of fields of which the enumeration takes the likely combinations only; a measurement tells of the others
-MORE: dict[str, tuple[Any, ...]] = {"defer": (False, True), "w_order": W_ORDERS}
+MORE: dict[str, tuple[Any, ...]] = {"defer": (False, True), "w_order": W_ORDERS, "packed_tail": (False, True)}
+#: the same where a stage has a function that it makes cheaper: it is less exact, which a measurement looks at
+WITH_FUNCTIONS: dict[str, tuple[Any, ...]] = {"fast_math": (False, True)}
 #: CTAs of the persistent grid: all that run at once, or the fewest that need no more rounds of tiles, so that none idles
 #: in the last one
 GRID = "grid"
@@ -82,11 +84,12 @@ class Space:
             assert isinstance(refusal, Refusal)
             return refusal
         grouped = {name: group for group in TOGETHER for name in group}
+        more = MORE | (WITH_FUNCTIONS if any(stage.approximable for stage in spec.stages) else {})
         groups = dict.fromkeys(grouped.get(f.name, (f.name,)) for f in fields(Plan) if f.name not in DERIVED)
         axes, fixed = [], list[tuple[str, Any]]()
         for names in groups:
             found = dict.fromkeys(tuple(getattr(plan, name) for name in names) for plan in plans)
-            found |= dict.fromkeys((value,) for name in names for value in MORE.get(name, ()))
+            found |= dict.fromkeys((value,) for name in names for value in more.get(name, ()))
             values = tuple(sorted(found)) if all(type(v) is int for value in found for v in value) else tuple(found)
             if len(values) == 1:
                 fixed += zip(names, values[0], strict=True)
@@ -105,7 +108,7 @@ class Space:
         for axis, index in zip(self.axes, point, strict=True):
             chosen.update(zip(axis.fields, axis.values[index], strict=True))
         grid = chosen.pop(GRID)
-        plan = Plan(**chosen, cluster_n=1, ctas=1)
+        plan = Plan(**chosen, cluster_n=1, ctas=1, dependent_launch=chosen["exchange"] in EARLY_SCOPES)
         if plan.exchange == "cluster":
             plan = replace(plan, cluster_n=row_parts(plan, self.spec))
         full = replace(plan, ctas=persistent_ctas(plan, self.spec, self.device))
@@ -142,6 +145,13 @@ class Space:
                 if plan not in found and not legality(plan, self.spec, self.device):
                     found[plan] = (*base, grid)
         return found
+
+    @cached_property
+    def default(self) -> Plan:
+        """The plan without tuning."""
+        plan = default_plan(self.spec, self.device)
+        assert isinstance(plan, Plan)  # there is a space because there is a candidate
+        return plan
 
     def points(self) -> Iterator[tuple[int, ...]]:
         """All points."""

@@ -10,12 +10,12 @@ import random
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from tvm.ir.utils import derived_object
 
 from tvm_comfuse.errors import PlanError
-from tvm_comfuse.schedules.choose import default_plan
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.spec import analyze
@@ -30,8 +30,11 @@ EPSILON = 0.25
 OF_A_FAMILY = 2
 
 T = TypeVar("T", bound=Hashable)
+#: from plans by promise, plans that are not to be taken, a number and chance: which ones to measure
+Choice = Callable[[Sequence[Plan], Sequence[Plan], int, random.Random], list[Plan]]
 
 
+@lru_cache(maxsize=2**15)
 def family(plan: Plan) -> Plan:
     """The plan without what changes its time least: depth and number of CTAs."""
     return replace(plan, pipeline_depth=2, ctas=1)
@@ -68,6 +71,18 @@ def pick(
     return chosen + chance.sample(rest, min(size - len(chosen), len(rest)))
 
 
+def promising(ranked: Sequence[Plan], known: Sequence[Plan], size: int, chance: random.Random) -> list[Plan]:
+    """The search: `pick` by families of plans."""
+    return pick(ranked, known, family, size, chance)
+
+
+def at_random(ranked: Sequence[Plan], known: Sequence[Plan], size: int, chance: random.Random) -> list[Plan]:
+    """What the search is compared with: any plans."""
+    taken = set(known)
+    rest = [plan for plan in ranked if plan not in taken]
+    return chance.sample(rest, min(size, len(rest)))
+
+
 @derived_object
 class RankedSearch(ms.search_strategy.PySearchStrategy):
     """MetaSchedule's search strategy for spaces of `rules.space_generator`.
@@ -75,9 +90,9 @@ class RankedSearch(ms.search_strategy.PySearchStrategy):
     The first candidate is the default plan, unless the database has it: all others are compared with it.
     """
 
-    def __init__(self, device: Device, model: PlanModel, seed: int = 0):
+    def __init__(self, device: Device, model: PlanModel, seed: int = 0, choose: Choice = promising):
         super().__init__()
-        self._device, self._model, self._seed = device, model, seed
+        self._device, self._model, self._seed, self._choose = device, model, seed, choose
         self._context: Any = None
 
     def _initialize_with_tune_context(self, context: Any) -> None:
@@ -95,8 +110,7 @@ class RankedSearch(ms.search_strategy.PySearchStrategy):
         self._space, self._left, self._size = space, max_trials, num_trials_per_iter
         self._chance = random.Random(self._seed)
         self._plans = list(space.legal)
-        first = default_plan(space.spec, self._device)
-        self._first = [first] if isinstance(first, Plan) else []
+        self._first = [space.default]
         self._features = self._model.matrix(self._context, space, self._plans)
         self._proposed = _known_plans(database, self._context.mod)
 
@@ -111,7 +125,7 @@ class RankedSearch(ms.search_strategy.PySearchStrategy):
         leading = [plan for plan in self._first[:size] if plan not in self._proposed]
         ranked = [self._plans[n] for n in order]
         known = [*self._proposed, *leading]
-        chosen = leading + pick(ranked, known, family, size - len(leading), self._chance)
+        chosen = leading + self._choose(ranked, known, size - len(leading), self._chance)
         self._proposed += chosen
         self._left -= len(chosen)
         return [candidate_for(self._context.mod, self._space, plan) for plan in chosen] or None
@@ -121,7 +135,7 @@ class RankedSearch(ms.search_strategy.PySearchStrategy):
 
     def clone(self) -> Any:
         """One for another task."""
-        return RankedSearch(self._device, self._model, self._seed)
+        return RankedSearch(self._device, self._model, self._seed, self._choose)
 
     def exclude(self, plans: Sequence[Plan]) -> None:
         """Plans that are not to be proposed, after pre_tuning."""

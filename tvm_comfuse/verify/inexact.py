@@ -47,8 +47,28 @@ class Parking:
             if reduced is not None:
                 offset = (np.mean if self.merge == "moments" else np.max)(reduced[part], axis=1, keepdims=True)
                 offset = np.where(np.isfinite(offset), offset, 0.0)
+                if self.merge == "moments":
+                    # rows around zero are parked as they are
+                    spread = np.var(reduced[part], axis=1, keepdims=True)
+                    offset = np.where(offset**2 <= spread, 0.0, offset)
             kept[part] = (value[part] - offset).astype(numpy_dtype(self.dtype)).astype(np.float64) + offset
         return kept
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Blocks whose sums and products are each rounded to half precision."""
+
+    blocks: frozenset[str] = frozenset()
+    dtype: str = ""
+
+    def rounded(self, value: Any) -> Any:
+        """An intermediate result, if it differs from column to column."""
+        from tvm_comfuse.verify.dynamic import numpy_dtype
+
+        if np.ndim(value) < 2 or np.shape(value)[1] == 1:
+            return value
+        return np.asarray(value).astype(numpy_dtype(self.dtype)).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -57,11 +77,16 @@ class Inexact:
 
     calls: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     parking: Parking | None = None
+    packing: Packing = field(default_factory=Packing)
 
 
 def of_plan(plan: Plan, spec: ClusterSpec) -> Inexact:
-    """What a plan asks for: fast_math, defer."""
-    return Inexact({"tanh": _coarse_tanh} if plan.fast_math else {}, _parking(plan, spec) if plan.defer else None)
+    """What a plan asks for: fast_math, defer, packed_tail."""
+    return Inexact(
+        {"tanh": _coarse_tanh} if plan.fast_math else {},
+        _parking(plan, spec) if plan.defer else None,
+        Packing(tail_blocks(spec), spec.x_dtype) if plan.packed_tail else Packing(),
+    )
 
 
 def of_llvm() -> Inexact:

@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm_comfuse.errors import LoweringError
 from tvm_comfuse.schedules.rows import spec_of
 from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms
-from tvm_comfuse.verify.inexact import Inexact
+from tvm_comfuse.verify.inexact import Inexact, Packing
 
 Array = np.ndarray
 EXACT = Inexact()
@@ -39,6 +39,8 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     tirx.And: np.logical_and,
     tirx.Or: np.logical_or,
 }
+#: what packed arithmetic rounds
+_ROUNDED = (tirx.Add, tirx.Sub, tirx.Mul)
 _REDUCE: dict[str, Callable[..., Any]] = {"sum": np.sum, "max": np.max, "min": np.min}
 
 
@@ -101,7 +103,8 @@ def reference(func: tirx.PrimFunc, inputs: Sequence[Array], inexact: Inexact = E
                 carried = blocks[parking.block].store.buffer
                 kept = parking.kept(values[carried], under) if kept is None else kept
                 seen = {**values, carried: kept}
-            value = np.broadcast_to(_value(block.value, seen, _places(block, shape), inexact.calls), shape)
+            packing = inexact.packing if name in inexact.packing.blocks else None
+            value = np.broadcast_to(_value(block.value, seen, _places(block, shape), inexact.calls, packing), shape)
             if parking is not None and name == parking.first:
                 under = value
             result = value if block.op is None else _REDUCE[block.op](value, axis=1)
@@ -121,7 +124,11 @@ def _places(block: Any, shape: tuple[int, int]) -> dict[Any, Array]:
 
 
 def _value(
-    expr: Any, values: dict[Any, Array], places: dict[Any, Array], calls: Mapping[str, Callable[..., Any]]
+    expr: Any,
+    values: dict[Any, Array],
+    places: dict[Any, Array],
+    calls: Mapping[str, Callable[..., Any]],
+    packing: Packing | None,
 ) -> Any:
     def go(node: Any) -> Any:
         if isinstance(node, tvm.ir.TensorLoad):
@@ -139,7 +146,8 @@ def _value(
         if isinstance(node, tirx.Not):
             return np.logical_not(go(node.a))
         if type(node) in _BINARY:
-            return _BINARY[type(node)](go(node.a), go(node.b))
+            result = _BINARY[type(node)](go(node.a), go(node.b))
+            return packing.rounded(result) if packing is not None and type(node) in _ROUNDED else result
         if isinstance(node, tvm.ir.Call):
             name = str(node.op.name).rsplit(".", 1)[-1]
             if name in _CALLS:

@@ -57,6 +57,7 @@ class Summary:
         kinds += ["tma operand"] * ("tma" in plan.operands) + ["tma store"] * ("tma" in plan.store)
         kinds += ["resident W"] * plan.w_resident + ["deferred"] * plan.defer + ["quads"] * (plan.w_order == "quads")
         kinds += ["fast math"] * plan.fast_math + ["dependent launch"] * plan.dependent_launch
+        kinds += ["packed tail"] * plan.packed_tail
         kinds += ["more MMA groups"] * (plan.mma_groups > COOPERATIVE_GROUPS)
         kinds += ["parts 5 or more"] * (parts >= 5) + ["several launches"] * (example.launches > 1)
         self.kinds.update(kinds)

@@ -9,9 +9,10 @@ from typing import Any
 
 from tvm_comfuse.schedules.co_residency import MAX_CLUSTER
 from tvm_comfuse.schedules.device import Device
-from tvm_comfuse.schedules.legality import QUAD_COLUMNS, legality
+from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS, Plan
 from tvm_comfuse.schedules.spec import ClusterSpec
+from tvm_comfuse.schedules.tails import QUAD_COLUMNS
 from tvm_comfuse.schedules.timetable import deferred_slots
 
 TILE_K = 64
@@ -41,6 +42,7 @@ class Choice:
     resident          W stays in shared memory, where the cluster shares none and it fits
     defer, quads      wished for; where the cluster or the layout does not go with them, there is less or nothing of it
     fast, dependent   fast_math, dependent_launch
+    packed            wished for; nothing of it where the tail does not go with it
     groups            MMA warp groups wished for; fewer where they do not fit, two in the cooperative layout
     operands, stores  bit n: tensor n does not go by TMA; a float32 one never does
     """
@@ -65,6 +67,7 @@ class Choice:
     quads: bool = False
     fast: bool = False
     dependent: bool = False
+    packed: bool = False
 
     def sizes(self, row_multiple: int) -> tuple[int, int, int]:
         """M, N and K; M a multiple of row_multiple."""
@@ -99,9 +102,11 @@ def _wishes(choice: Choice, spec: ClusterSpec) -> Iterator[Plan]:
         if defer or w_order != "rows":
             less = [nowhere]
         counts = range(wish.mma_groups, COOPERATIVE_GROUPS - 1, -1)
-        for placement, mma_groups, w_resident in product(less, counts, sorted({wish.w_resident, False}, reverse=True)):
+        stays, tails = (sorted({wished, False}, reverse=True) for wished in (wish.w_resident, choice.packed))
+        for placement, packed_tail, mma_groups, w_resident in product(less, tails, counts, stays):
+            more = {"packed_tail": packed_tail, "w_resident": w_resident, "mma_groups": mma_groups, **placement}
             for depth in range(choice.depth, MIN_DEPTH - 1, -1):
-                yield replace(wish, pipeline_depth=depth, w_resident=w_resident, mma_groups=mma_groups, **placement)
+                yield replace(wish, pipeline_depth=depth, **more)
 
 
 def _order(choice: Choice) -> str:

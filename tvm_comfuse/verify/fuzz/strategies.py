@@ -109,6 +109,7 @@ def choices() -> st.SearchStrategy[Choice]:
         quads=st.booleans(),
         fast=st.sampled_from([False, False, True]),
         dependent=st.sampled_from([False, False, True]),
+        packed=st.booleans(),
         groups=st.integers(2, 4),
     )
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from tvm_comfuse.verify.interpreter.ops_async import AsyncOps
 from tvm_comfuse.verify.interpreter.ops_mail import MailOps
+from tvm_comfuse.verify.interpreter.ops_stamp import StampOps
 from tvm_comfuse.verify.interpreter.ops_wgmma import WgmmaOps
 
 
-class Actor(AsyncOps, MailOps, WgmmaOps):
+class Actor(AsyncOps, MailOps, StampOps, WgmmaOps):
     """All instructions of one actor.  Generated code calls them; those that may wait are generators."""
 
     def __init__(self, machine: Any, cta: Any, label: str, number: int, group: int, warps: range):

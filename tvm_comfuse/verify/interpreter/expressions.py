@@ -246,6 +246,9 @@ class Expressions:
             part, distance = self.value(expr.args[1], context), self.value(expr.args[2], context)
             where = repr(f"shuffle {show(expr.args[1])}")
             return Value(f"ag.shuffle_xor({part.code}, {distance.code}, {context.argument}, {where})", part.varying)
+        if name == "func.comfuse_any":
+            part = self.value(expr.args[0], context)
+            return Value(self.temporary(f"ag.any_of_warp({part.code}, {context.argument}, 'vote')"), part.varying)
         if name == "likely":
             return self.value(expr.args[0], context)
         return self.instruction_value(expr, context)

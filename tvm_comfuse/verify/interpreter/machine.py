@@ -124,6 +124,8 @@ class Machine:
         self.entry_registers = REGISTERS // (launch.groups * 4 * WARP) // REGISTER_UNIT * REGISTER_UNIT
         self.posted = Waitable("mail of the grid", scheduler)
         self.mail = {name: statics.slots(name, count) for name, count in launch.mail.items()}
+        #: how often a clock was read
+        self.readings = 0
         self.left = Joined(self.components.total)
         self.tag_readers: list[tuple[int, int]] = []
         self.ctas: list[Cta] = []

@@ -134,6 +134,13 @@ class MemoryOps(State):
             else:
                 tensor.write(at + number, chosen, self.number, self.label, where)
 
+    def any_of_warp(self, value: Any, mask: Any, where: str) -> Any:
+        """Whether a value is not zero in some lane of the warp."""
+        self.aligned(mask, where)
+        if not isinstance(value, np.ndarray):
+            return bool(value)
+        return np.repeat((value != 0).reshape(-1, WARP).any(1), WARP)
+
     def shuffle_xor(self, value: Any, distance: Any, mask: Any, where: str) -> Any:
         """The value of the lane whose number differs in the bits of `distance`."""
         self.aligned(mask, where)

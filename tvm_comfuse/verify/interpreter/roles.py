@@ -11,6 +11,7 @@ import numpy as np
 from tvm_comfuse.verify.interpreter.calls import pointee, split
 from tvm_comfuse.verify.interpreter.expressions import Context
 from tvm_comfuse.verify.interpreter.scheduler import GENERATED
+from tvm_comfuse.verify.interpreter.stamp_calls import ANCHOR, STAMP
 from tvm_comfuse.verify.interpreter.state import WARP
 from tvm_comfuse.verify.interpreter.statements import Statements
 from tvm_comfuse.verify.interpreter.tree import Buffer, Expr, Kernel, Stmt
@@ -48,6 +49,12 @@ def calls(stmts: list[Stmt]) -> Iterator[Expr]:
 def is_product(call: Expr) -> bool:
     """Whether a call is a wgmma.mma_async."""
     return str(call.value).startswith("ptx.wgmma_") and "mma_async" in split(call)[1]
+
+
+def stamp_buffer(kernel: Kernel) -> Buffer | None:
+    """The parameter that stamps are written to; None for a kernel without them."""
+    found = (call for call in calls(kernel.device) if call.value in (STAMP, ANCHOR))
+    return next((pointee(call.args[0]).value for call in found), None)
 
 
 def compile_roles(kernel: Kernel, groups: int, names: dict[str, Any], parameters: dict[Any, Value]) -> list[Role]:

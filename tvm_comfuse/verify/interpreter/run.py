@@ -15,7 +15,7 @@ from tvm_comfuse.verify.interpreter.machine import Launch, Machine
 from tvm_comfuse.verify.interpreter.mail_calls import mail_arrays
 from tvm_comfuse.verify.interpreter.memory import Statics, Tensor, numpy_dtype, tensor_map
 from tvm_comfuse.verify.interpreter.report import HaltError, Report
-from tvm_comfuse.verify.interpreter.roles import Role, actors_of, compile_roles
+from tvm_comfuse.verify.interpreter.roles import Role, actors_of, compile_roles, stamp_buffer
 from tvm_comfuse.verify.interpreter.scheduler import Scheduler
 from tvm_comfuse.verify.interpreter.tree import Buffer, Expr, Kernel, UnsupportedError, read_kernel, show
 from tvm_comfuse.verify.interpreter.values import Value
@@ -34,6 +34,7 @@ class Result:
     interleaving  digest of the order in which actors and copies went on: equal digests, equal runs
     steps         how often the scheduler chose
     statics       static memory of the module after the launch, to be given to the next one
+    stamps        what an instrumented kernel wrote to the buffer of its stamps, which is no output; None without one
     """
 
     outputs: dict[str, Array]
@@ -41,6 +42,7 @@ class Result:
     interleaving: str
     steps: int
     statics: Statics
+    stamps: Array | None = None
 
 
 def interpret(
@@ -92,7 +94,7 @@ def run_together(
             pass
     digest, steps = f"{scheduler.digest:08x}", scheduler.steps
     return [
-        Result(program._outputs(tensors), report.findings, digest, steps, memory)
+        Result(program._outputs(tensors), report.findings, digest, steps, memory, program._stamped(tensors))
         for program, (tensors, _) in zip(programs, bound, strict=True)
     ]
 
@@ -110,6 +112,7 @@ class Program:
                 "a lowered kernel", f"{kernel.attrs} without device code", "lower it with tir_passes.lower"
             )
         self._roles: dict[Any, tuple[list[Role], dict[str, Any]]] = {}
+        self.stamps = stamp_buffer(self.kernel)
 
     def run(
         self,
@@ -163,7 +166,8 @@ class Program:
             array = given.get(buffer.name)
             if array is None:
                 shape = [shapes[e.value] if e.op == "var" else int(e.value) for e in buffer.shape]
-                array = np.full(shape, np.nan, numpy_dtype(buffer.dtype))
+                fill = 0 if buffer is self.stamps else np.nan
+                array = np.full(shape, fill, numpy_dtype(buffer.dtype))
             else:
                 array = np.ascontiguousarray(array)
             tensors[buffer] = Tensor(buffer.name, array, buffer.name not in given, report)
@@ -179,11 +183,15 @@ class Program:
             raise LoweringError(needed, f"{array.dtype} {array.shape}", "pass inputs in the order of the parameters")
 
     def _outputs(self, tensors: dict[Buffer, Tensor]) -> dict[str, Array]:
-        return {buffer.name: tensors[buffer].array for buffer in self.kernel.params if tensors[buffer].output}
+        outputs = [buffer for buffer in self.kernel.params if tensors[buffer].output and buffer is not self.stamps]
+        return {buffer.name: tensors[buffer].array for buffer in outputs}
+
+    def _stamped(self, tensors: dict[Buffer, Tensor]) -> Array | None:
+        return tensors[self.stamps].array if self.stamps is not None else None
 
     def _check_outputs(self, tensors: dict[Buffer, Tensor], report: Report) -> None:
-        for tensor in tensors.values():
-            if tensor.output and not tensor.author.all():
+        for buffer, tensor in tensors.items():
+            if buffer is not self.stamps and tensor.output and not tensor.author.all():
                 missing = np.unravel_index(int(np.argmin(tensor.author != 0)), tensor.array.shape)
                 count = int((tensor.author == 0).sum())
                 text = f"{count} of {tensor.author.size} elements are never written, the first at {[int(i) for i in missing]}"

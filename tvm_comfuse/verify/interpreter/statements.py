@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tvm_comfuse.verify.interpreter.expressions import Context, Local
-from tvm_comfuse.verify.interpreter.mail_calls import MailCalls
+from tvm_comfuse.verify.interpreter.stamp_calls import StampCalls
 from tvm_comfuse.verify.interpreter.tree import Buffer, Expr, Stmt, UnsupportedError, show
 from tvm_comfuse.verify.interpreter.values import FLOATS, Value
 
@@ -19,7 +19,7 @@ POISON = {"uint32": 0x7FC07FC0, "int32": -559038737, "uint64": 0x7FC07FC07FC07FC
 OFTEN_UNIFORM = ("int32", "int64", "uint64")
 
 
-class Statements(MailCalls):
+class Statements(StampCalls):
     """Writes a role."""
 
     def __init__(self, lanes: int, tensors: dict, accumulators: set, maps: dict, varying: set[Buffer]):

@@ -116,8 +116,40 @@ def _coarse_tanh(x: Any) -> Any:
     return (exact * (1.0 + sign * 2.0**-11)).astype(np.float32)
 
 
-#: wrappers of single instructions that give a float32, by the name of the CUDA function
-WRAPPED: dict[str, Any] = {
+def _packed(function: Any, kind: str) -> Any:
+    """A function of float64 numbers on both halves of words; each result is rounded once."""
+    dtype = FLOATS[PACKED_KINDS[kind]]
+
+    def call(*words: Any) -> Any:
+        halves = [
+            np.asarray(word, np.uint32)[..., None].view(np.uint16).view(dtype).astype(np.float64) for word in words
+        ]
+        with np.errstate(all="ignore"):
+            result = np.asarray(function(*halves)).astype(np.float32).astype(dtype)
+        found = np.ascontiguousarray(result).view(np.uint32)[..., 0]
+        return found if found.ndim else int(found)
+
+    return call
+
+
+PACKED_KINDS = {"bf16x2": "bfloat16", "f16x2": "float16"}
+PACKED: dict[str, Any] = {
+    "fma": lambda a, b, c: a * b + c,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "max": np.maximum,
+}
+#: wrappers of single instructions on words of two half-precision numbers
+WORDS: dict[str, Any] = {
+    f"func.comfuse_{op}_{kind}": _packed(function, kind) for op, function in PACKED.items() for kind in PACKED_KINDS
+}
+WORDS |= {
+    f"func.comfuse_pack_{kind}": lambda low, high, dtype=FLOATS[name]: pack(high, low, dtype)
+    for kind, name in PACKED_KINDS.items()
+}
+#: wrappers of single instructions that have a value, by the name of the CUDA function
+WRAPPED: dict[str, Any] = WORDS | {
     "func.comfuse_max": np.maximum,
     "func.comfuse_min": np.minimum,
     "func.comfuse_tanh": _coarse_tanh,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+import tvm
 
 from tvm_comfuse.verify.finding import Finding
 from tvm_comfuse.verify.static.evaluate import LANE, RANK, WARP, WARP_GROUP
@@ -29,6 +31,8 @@ TOGETHER: dict[str, tuple[int, ...]] = {
 }
 #: these bring the lanes of a warp together by themselves
 GATHERING = ("warp_sync", "cta_sync", "tvm_warp_shuffle_xor")
+#: gives every lane of a warp the same answer
+VOTE = "comfuse_any"
 BLOCKING = ("mbarrier_wait", TAKE)
 
 
@@ -52,6 +56,8 @@ def _uniform(scene: Scene, instruction: Instruction, axes: tuple[int, ...]) -> I
     for level in instruction.nest:
         # of a loop, all must make the same number of iterations
         value = scene.trips(level) if isinstance(level, Loop) else scene.mask(level)
+        if value is None and axes == _WARP and isinstance(level, Guard) and _is_vote(level.condition):
+            continue  # a vote has the same outcome in all lanes of a warp
         if value is None:
             text = "it stands under a condition that depends on values of a thread"
             yield Finding("divergent-aligned", instruction.shown, text, {})
@@ -65,6 +71,12 @@ def _uniform(scene: Scene, instruction: Instruction, axes: tuple[int, ...]) -> I
                 )
                 yield Finding("divergent-aligned", instruction.shown, text, {"axis": _NAMES[axis]})
                 return
+
+
+def _is_vote(condition: Any) -> bool:
+    return isinstance(condition, tvm.ir.Call) and any(
+        getattr(argument, "value", None) == VOTE for argument in condition.args
+    )
 
 
 def _reconverged(index: KernelIndex, scene: Scene) -> Iterator[Finding]:

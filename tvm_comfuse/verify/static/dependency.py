@@ -15,6 +15,7 @@ from tvm_comfuse.verify.static.shared_memory import STORE
 #: the tag of such a launch, as TVM's runtime spells it
 DEPENDENT = "tirx.use_programtic_dependent_launch"
 DEPENDENCY, PREFETCH = "griddepcontrol", "cp_async_bulk_prefetch_tensor"
+STAMP, ANCHOR = "comfuse_stamp", "comfuse_anchor"
 
 
 def check(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
@@ -45,4 +46,4 @@ def check(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
 def _is_global(instruction: Instruction) -> bool:
     if instruction.name.startswith(("ld", "st")):
         return "global" in instruction.words
-    return instruction.name.startswith((LOAD, STORE, PREFETCH, POST, ENTER, LEAVE, f"{TAKE}grid"))
+    return instruction.name.startswith((LOAD, STORE, PREFETCH, POST, ENTER, LEAVE, STAMP, ANCHOR, f"{TAKE}grid"))

@@ -1,0 +1,120 @@
+"""Clauses about the registers' columns and about the stages behind the last exchange: their order, when and how they run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from tvm_comfuse.refusal import Refusal
+
+from .device import Device
+from .plan import Plan
+from .spec import ClusterSpec
+from .split import head_blocks, tail_blocks, tail_stages
+from .timetable import least_slots
+
+MATRIX_DTYPES = ("bfloat16", "float16")
+#: columns that a quad of lanes has together with w_order quads, eight each
+QUAD_COLUMNS = 32
+
+
+def quads(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """Groups of 32 rows of w can be put in another order by TMA; the result goes past staging tiles then."""
+    if plan.w_order != "quads":
+        return
+    if spec.w_layout != "NK" or spec.n % QUAD_COLUMNS or plan.tile_n // plan.cluster_m % QUAD_COLUMNS:
+        yield Refusal(
+            "quads-w",
+            f"w_order quads needs w [N, K], and N and each box of w as multiples of {QUAD_COLUMNS} rows",
+            {"layout": spec.w_layout, "N": spec.n, "box": plan.tile_n // plan.cluster_m},
+            "set w_order to rows",
+        )
+    if "tma" in plan.operands + plan.store:
+        yield Refusal(
+            "quads-placement",
+            "staging tiles hold columns in their natural order, which the registers do not with w_order quads",
+            {"operands": list(plan.operands), "store": list(plan.store)},
+            "place every operand and output in global memory, or set w_order to rows",
+        )
+
+
+def deferral(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """A deferred tail needs no staging tile and no full precision, and has slots of the next main loop to run beside."""
+    if not plan.defer:
+        return
+    if plan.layout != "cooperative" or not spec.reductions:
+        yield Refusal(
+            "defer-layout",
+            "deferred stages are for the cooperative layout of a cluster with a row reduction",
+            {"layout": plan.layout, "reductions": len(spec.reductions)},
+            "set defer to false",
+        )
+    if "tma" in plan.operands + plan.store:
+        yield Refusal(
+            "defer-placement",
+            "a deferred tail runs while staging tiles belong to the next step",
+            {"operands": list(plan.operands), "store": list(plan.store)},
+            "place every operand and output in global memory, or set defer to false",
+        )
+    for output in spec.tile_outputs:
+        if output.dtype not in MATRIX_DTYPES and output.block in tail_blocks(spec):
+            yield Refusal(
+                "defer-dtype",
+                "a deferred tail makes its outputs of values that wait in half precision",
+                {"name": output.block, "dtype": output.dtype},
+                "set defer to false, or let the model round the output to half precision",
+            )
+    slots = math.ceil(spec.k / plan.tile_k)
+    if slots < least_slots(plan):
+        yield Refusal(
+            "defer-slots",
+            "a main loop must have a slot for each part of the deferred work, and some for the partials to arrive",
+            {"K": spec.k, "slots": slots, "needed": least_slots(plan)},
+            "set defer to false",
+        )
+
+
+def packing(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """A packed tail reads and makes half-precision words of two neighbours, by operations that have packed instructions."""
+    if not plan.packed_tail:
+        return
+    tail, head = tail_blocks(spec), head_blocks(spec)
+    _, behind = tail_stages(spec)
+    outputs = [output for output in spec.tile_outputs if output.block in tail]
+    carried = [stage.carried for stage in behind if stage.carried]
+    if not outputs or carried:
+        yield Refusal(
+            "packed-outputs",
+            "a packed tail makes outputs of the carried value, and no further carried value",
+            {"outputs": len(outputs), "carried": len(carried)},
+            "set packed_tail to false",
+        )
+    for output in outputs:
+        if not output.packable or output.dtype != spec.x_dtype:
+            yield Refusal(
+                "packed-expression",
+                f"packed arithmetic has sums, products and max(v, 0) of {spec.x_dtype} values",
+                {"name": output.block, "dtype": output.dtype, "packable": output.packable},
+                "set packed_tail to false",
+            )
+    where = dict(zip((operand.name for operand in spec.tile_operands), plan.operands, strict=True))
+    for operand in spec.operands:
+        if operand.kind not in ("tile", "col") or tail.isdisjoint(operand.readers):
+            continue
+        apart = where.get(operand.name) == "global" and plan.w_order != "quads"
+        both = operand.kind == "col" and not head.isdisjoint(operand.readers)
+        if operand.dtype != spec.x_dtype or apart or both:
+            yield Refusal(
+                "packed-operand",
+                f"a packed tail reads {spec.x_dtype} words of neighbours, and [N] operands of its own",
+                {"name": operand.name, "dtype": operand.dtype, "read before": both, "in pairs of columns": apart},
+                "set packed_tail to false" + (", or w_order to quads" if apart else ""),
+            )
+
+
+def packed_vectors(plan: Plan, spec: ClusterSpec) -> frozenset[str]:
+    """Names of the [N] operands that are kept as words of two neighbours, for a packed tail."""
+    if not plan.packed_tail:
+        return frozenset()
+    tail = tail_blocks(spec)
+    return frozenset(operand.name for operand in spec.col_operands if not tail.isdisjoint(operand.readers))
