@@ -2,15 +2,16 @@
 
     python benchmarks/split.py [--suite NAME] [--row NAME ...] [--json FILE.json]
 
-FILE.json is an object with device, commit, versions and "rows", one object a row: microseconds of the fused and the split form,
-of the split form's kernels, the rows kernel's GB/s (every [M, N] tensor once), the error of the split form next to eager
-PyTorch's, and what the cost model had said.
+FILE.json is a list of what benchmarks/pretune.py takes, so that records have both times: the plan, microseconds ("us") and
+error of the fused form, and "split_us"; besides microseconds of the split form's kernels, the rows kernel's GB/s (every [M, N]
+tensor once), the split form's error, and what the cost model had said.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.schedules.rows import is_rows, spec_of
 from tvm_comfuse.target import parse_target
 
-COLUMNS = ("fused_us", "split_us", "gemm_us", "rows_us", "rows_gbps", "error", "eager_error")
+COLUMNS = ("us", "split_us", "gemm_us", "rows_us", "rows_gbps", "error", "split_error", "eager_error")
 
 
 def main() -> None:
@@ -45,8 +46,7 @@ def main() -> None:
         cells = (rows[-1].get(name) for name in COLUMNS)
         print(f"{row.name:24}" + "".join(f"{'-' if cell is None else f'{cell:.4g}':>12}" for cell in cells), flush=True)
         if options.json:
-            head = {"device": device_name(), "commit": commit(), "versions": environment()}
-            options.json.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+            options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def measure(row: suites.Row) -> dict[str, Any]:
@@ -55,18 +55,22 @@ def measure(row: suites.Row) -> dict[str, Any]:
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
     sets = timing.make_sets(op, row.M, row.N, row.K, row.dtype, l2_bytes=l2)
     out = new_output(row, "cuda")
-    found: dict[str, Any] = {"row": row.label}
+    found: dict[str, Any] = {"row": row.label, "device": device_name(), "commit": commit(), "versions": environment()}
+    found["date"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
     with torch.no_grad():
         for form in ("fused", "split"):
             kernel = compile_row(row, target, Records(form=form))
             if isinstance(kernel, Refusal):
-                found[form] = str(kernel)
+                found[f"{form}_refusal"] = str(kernel)
                 continue
-            if form == "split":
-                report = run_seed(row, kernel, 0, "cuda")
-                found |= {name: report[name] for name in ("error", "eager_error", "passed")}
-            found[f"{form}_us"] = timing.time_call(lambda *inputs, run=kernel.run: run(list(inputs), out), sets)
-            found[form] = kernel.plan
+            prefix = "split_" if form == "split" else ""
+            report = run_seed(row, kernel, 0, "cuda")
+            found |= {
+                f"{prefix}error": report["error"],
+                "eager_error": report["eager_error"],
+                f"{prefix}plan": kernel.plan,
+            }
+            found[f"{prefix}us"] = timing.time_call(lambda *inputs, run=kernel.run: run(list(inputs), out), sets)
     module = from_relax(op.relax_module(row.M, row.N, row.K, row.dtype))
     split, explanation = fuse(module, target, form="split")
     forms = explanation.matmuls[0].forms

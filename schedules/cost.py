@@ -15,7 +15,8 @@ from .device import Device
 from .footprint import HALF_BYTES, dtype_bytes, resident_bytes, row_parts, slot_rows
 from .plan import Plan
 from .spec import ClusterSpec, Operand, Output, rounds
-from .split import tail_blocks
+from .split import tail_blocks, tail_stages
+from .tails import in_one_pass
 
 #: rows assumed for a symbolic M: a batch of 16 sequences of 512
 NOMINAL_ROWS = 8192
@@ -139,18 +140,33 @@ def tiles_of_cta(plan: Plan, spec: ClusterSpec) -> int:
 def stage_time(plan: Plan, spec: ClusterSpec) -> float:
     """Microseconds an SM takes for the instructions of a tile's stages, and to move its [M, N] tensors."""
     rows, columns = slot_rows(plan)
-    instructions = sum(stage.operations for stage in spec.stages) * INSTRUCTIONS
-    instructions *= APPROXIMATE if plan.fast_math else 1.0
-    cycles = 0.0
+    cycles = _instructions(plan, spec) * rows * columns / LANES
     for tensor, where in zip(_streams(spec), plan.operands + plan.store, strict=True):
-        half = dtype_bytes(tensor.dtype) == HALF_BYTES
-        instructions += (UNPACK if isinstance(tensor, Operand) else PACK) * half
         width = "wide" if where == "tma" or plan.w_order == "quads" else "narrow"
         cycles += rows * columns * dtype_bytes(tensor.dtype) / STREAM_BYTES[width]
-    if plan.defer:
-        instructions += UNPACK + PACK
-    cycles += instructions * rows * columns / LANES
     return cycles / (CLOCK_GHZ * 1e3)
+
+
+def _instructions(plan: Plan, spec: ClusterSpec) -> float:
+    """Instructions of an element's stages."""
+    _, behind = tail_stages(spec)
+    last = sum(stage.operations for stage in behind) if plan.packed_tail else 0
+    operations = sum(stage.operations for stage in spec.stages) - last
+    if in_one_pass(plan):
+        # the mean is not subtracted from each element
+        operations -= sum(reduction.merge == "moments" for reduction in spec.reductions)
+    count = operations * INSTRUCTIONS * (APPROXIMATE if plan.fast_math else 1.0)
+    packed = tail_blocks(spec) if plan.packed_tail else frozenset()
+    for operand in spec.tile_operands:
+        count += UNPACK * (dtype_bytes(operand.dtype) == HALF_BYTES and not packed.issuperset(operand.readers))
+    for output in spec.tile_outputs:
+        count += PACK * (dtype_bytes(output.dtype) == HALF_BYTES and output.block not in packed)
+    if plan.packed_tail:
+        # one instruction for two elements; the scale has two parts
+        count += (last * INSTRUCTIONS + 1) / 2 + (0 if plan.defer else PACK)
+    if plan.defer:
+        count += PACK + (0 if plan.packed_tail else UNPACK)
+    return count
 
 
 def bytes_moved(spec: ClusterSpec) -> int:

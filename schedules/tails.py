@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tvm_comfuse.refusal import Refusal
 
 from .device import Device
-from .plan import Plan
+from .plan import COOPERATIVE_GROUPS, Plan
 from .spec import ClusterSpec
 from .split import head_blocks, tail_blocks, tail_stages
 from .timetable import least_slots
@@ -78,15 +78,33 @@ def packing(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
     """A packed tail reads and makes half-precision words of two neighbours, by operations that have packed instructions."""
     if not plan.packed_tail:
         return
+    yield from unpackable(spec)
+    tail = tail_blocks(spec)
+    for operand, where in zip(spec.tile_operands, plan.operands, strict=True):
+        if where == "global" and plan.w_order != "quads" and not tail.isdisjoint(operand.readers):
+            yield Refusal(
+                "packed-placement",
+                "a packed tail takes words of [M, N] operands, which come as float32 from global memory in the order of rows",
+                {"name": operand.name, "placement": where, "w_order": plan.w_order},
+                "set packed_tail to false, w_order to quads, or place the operand in a staging tile",
+            )
+
+
+def packs(spec: ClusterSpec) -> bool:
+    """Whether a cluster's tail can be packed in some plan."""
+    return next(unpackable(spec), None) is None
+
+
+def unpackable(spec: ClusterSpec) -> Iterator[Refusal]:
+    """Every reason why a cluster's tail cannot be packed, whatever the plan."""
     tail, head = tail_blocks(spec), head_blocks(spec)
-    _, behind = tail_stages(spec)
     outputs = [output for output in spec.tile_outputs if output.block in tail]
-    carried = [stage.carried for stage in behind if stage.carried]
-    if not outputs or carried:
+    carried = [stage.carried for stage in tail_stages(spec)[1] if stage.carried]
+    if not spec.reductions or not outputs or carried:
         yield Refusal(
             "packed-outputs",
-            "a packed tail makes outputs of the carried value, and no further carried value",
-            {"outputs": len(outputs), "carried": len(carried)},
+            "a packed tail is behind a row reduction and makes outputs of the carried value, no further carried value",
+            {"reductions": len(spec.reductions), "outputs": len(outputs), "carried": len(carried)},
             "set packed_tail to false",
         )
     for output in outputs:
@@ -97,19 +115,25 @@ def packing(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
                 {"name": output.block, "dtype": output.dtype, "packable": output.packable},
                 "set packed_tail to false",
             )
-    where = dict(zip((operand.name for operand in spec.tile_operands), plan.operands, strict=True))
     for operand in spec.operands:
         if operand.kind not in ("tile", "col") or tail.isdisjoint(operand.readers):
             continue
-        apart = where.get(operand.name) == "global" and plan.w_order != "quads"
         both = operand.kind == "col" and not head.isdisjoint(operand.readers)
-        if operand.dtype != spec.x_dtype or apart or both:
+        if operand.dtype != spec.x_dtype or both:
             yield Refusal(
                 "packed-operand",
-                f"a packed tail reads {spec.x_dtype} words of neighbours, and [N] operands of its own",
-                {"name": operand.name, "dtype": operand.dtype, "read before": both, "in pairs of columns": apart},
-                "set packed_tail to false" + (", or w_order to quads" if apart else ""),
+                f"a packed tail reads {spec.x_dtype} operands, and [N] operands that nothing else reads",
+                {"name": operand.name, "dtype": operand.dtype, "read before": both},
+                "set packed_tail to false",
             )
+
+
+def in_one_pass(plan: Plan) -> bool:
+    """Whether a pair of moments takes one pass over the tile (tir_passes.emit.moments).
+
+    With more warp groups than two, threads have no registers for both sums.
+    """
+    return plan.mma_groups == COOPERATIVE_GROUPS
 
 
 def packed_vectors(plan: Plan, spec: ClusterSpec) -> frozenset[str]:

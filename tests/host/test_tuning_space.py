@@ -21,7 +21,7 @@ from tvm.s_tir.schedule import Trace
 from tvm_comfuse.errors import PlanError
 from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.schedules.apply import PLAN, plan_of
-from tvm_comfuse.schedules.choose import EARLY_SCOPES, candidates, default_plan
+from tvm_comfuse.schedules.choose import candidates, default_plan
 from tvm_comfuse.schedules.cost import tiles_of_cta
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.legality import legality
@@ -77,7 +77,7 @@ def test_holds_more_than_the_enumeration() -> None:
 def test_a_dependent_launch_follows_and_fast_math_needs_a_function() -> None:
     for name, has_function in (("layer_norm", False), ("softmax_cap", True)):
         legal = space_of(task(name, 1024, 256, 256)).legal
-        assert all(plan.dependent_launch == (plan.exchange in EARLY_SCOPES) for plan in legal)
+        assert all(plan.dependent_launch for plan in legal)
         assert {plan.fast_math for plan in legal} == {False, has_function}
         assert {plan.exchange for plan in legal} > {"grid"}
 

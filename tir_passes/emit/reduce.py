@@ -14,7 +14,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from tvm_comfuse.row_reducers import IDENTITY
-from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS
+from tvm_comfuse.schedules.tails import in_one_pass
 from tvm_comfuse.tir_passes.emit import moments
 from tvm_comfuse.tir_passes.emit.dsl import f32, registers, store, when
 from tvm_comfuse.tir_passes.emit.exchange import QUAD, Exchange
@@ -36,9 +36,7 @@ def reduce_local(
     """
     firsts = [member for member in members if member.merge is None]
     seconds = [member for member in members if member.merge is not None]
-    # with more warp groups there are no registers for both sums
-    roomy = kernel.plan.mma_groups == COOPERATIVE_GROUPS
-    if roomy and seconds and all(member.merge == "moments" for member in seconds):
+    if in_one_pass(kernel.plan) and seconds and all(member.merge == "moments" for member in seconds):
         _in_one_pass(kernel, stages, firsts, seconds, first_actions, number, parked)
     else:
         actions = first_actions + _begin(kernel, stages, firsts)

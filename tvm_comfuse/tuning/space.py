@@ -17,7 +17,7 @@ from typing import Any
 
 from tvm_comfuse.errors import PlanError
 from tvm_comfuse.refusal import Refusal
-from tvm_comfuse.schedules.choose import EARLY_SCOPES, candidates, default_plan, persistent_ctas
+from tvm_comfuse.schedules.choose import candidates, default_plan, persistent_ctas
 from tvm_comfuse.schedules.cost import row_tiles, tiles_of_cta
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.footprint import row_parts
@@ -108,7 +108,7 @@ class Space:
         for axis, index in zip(self.axes, point, strict=True):
             chosen.update(zip(axis.fields, axis.values[index], strict=True))
         grid = chosen.pop(GRID)
-        plan = Plan(**chosen, cluster_n=1, ctas=1, dependent_launch=chosen["exchange"] in EARLY_SCOPES)
+        plan = Plan(**chosen, cluster_n=1, ctas=1, dependent_launch=True)
         if plan.exchange == "cluster":
             plan = replace(plan, cluster_n=row_parts(plan, self.spec))
         full = replace(plan, ctas=persistent_ctas(plan, self.spec, self.device))

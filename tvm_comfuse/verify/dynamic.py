@@ -24,6 +24,8 @@ PLAN_ERRORS = 2.0
 SLOW_CTAS = 2
 #: scheduling decisions after which a small kernel has long ended
 MAX_STEPS = 200_000
+#: rows of a tile that the threads of one warp have parts of
+WARP_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -118,13 +120,16 @@ def random_inputs(func: Any, rows: int, outputs: int, seed: int) -> list[Array]:
     """Arrays for the parameters before the outputs.
 
     Products have values near 1.  Everything has a mean that is not zero: columns behind N that count in a reduction, or
-    parts of a row that are weighted wrongly, would hardly show otherwise.
+    parts of a row that are weighted wrongly, would hardly show otherwise.  x has none in every second 16 rows, which are
+    those of a warp: there moments take one pass (see tir_passes.emit.moments).
     """
     rng = np.random.default_rng(seed)
     arrays = []
     for position, param in enumerate(list(func.params)[: len(func.params) - outputs]):
         shape = [int(extent) if isinstance(extent, tirx.IntImm) else rows for extent in param.shape]
         values = rng.standard_normal(shape) + 0.5
+        if position == 0:
+            values[np.arange(shape[0]) // WARP_ROWS % 2 == 1] -= 0.5
         scale = shape[-1] ** -0.5 if position == 1 and not is_rows(func) else 1.0
         arrays.append((values * scale).astype(numpy_dtype(str(param.dtype))))
     return arrays
