@@ -13,7 +13,8 @@ FILE.json is a list, one object a measured plan:
      "device": "NVIDIA H200",
      "versions": {"tvm_comfuse": "0.1.0", "apache-tvm": "0.27.0.post1", ...},
      "date": "2026-11-29T19:16:17+00:00", when; now if left out
-     "commit": "4afbebb"}
+     "commit": "4afbebb",
+     "split_us": 52.5}                    microseconds of the split form, if it was measured beside
 
 Without a number for the kernel emitter ("kernel") in the versions, the plans count as measured with that of this
 checkout.  A plan that is not legal, or whose error is more than twice eager's, ends the script; what came before it is
@@ -83,6 +84,7 @@ def add(database: Database, rows: dict[str, list[suites.Row]], measured: Any, pl
         device_name=measured["device"],
         commit=measured.get("commit", ""),
         label=row.label,
+        split_us=measured.get("split_us"),
     )
     return f"{row.label}: {record}"
 

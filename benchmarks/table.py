@@ -20,8 +20,8 @@ from tvm_comfuse.bench.report import BenchReport, RowResult
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 HEAD = (
-    "| workload | op | M, N, K | ours | best TorchInductor | eager | bare mm | speed-up | error (eager's) |",
-    "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    "| workload | op | M, N, K | ours | split | best TorchInductor | eager | bare mm | speed-up | error (eager's) |",
+    "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
 )
 
 
@@ -74,6 +74,7 @@ def _line(row: RowResult) -> str:
         row.op,
         f"{row.M}, {row.N}, {row.K}",
         ours,
+        _us(row.split_us),
         inductor,
         _us(row.eager_us),
         _us(row.mm_us),

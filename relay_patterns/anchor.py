@@ -22,6 +22,8 @@ class Anchor:
     w       Relax value [N, K] (layout ``NK``) or [K, N] (``KN``)
     layout  of `w`
     rows    M: product of the leading dimensions of x, may be symbolic
+    dtype   of x and w
+    product  dtype of the result in the model
     """
 
     index: int
@@ -32,6 +34,7 @@ class Anchor:
     columns: int
     depth: int
     dtype: str
+    product: str
 
 
 def matmul_shape(call: Any) -> list[int | str]:
@@ -67,7 +70,8 @@ def find_anchor(flow: Dataflow, index: int) -> Anchor | Refusal:
         )
     columns, depth = (w_dims[0], w_dims[1]) if layout == "NK" else (w_dims[1], w_dims[0])
     rows = product(x_dims[:-1])
-    return _check_sizes(rows, columns, depth) or Anchor(index, x, w, layout, rows, columns, depth, types[0])
+    result = dtype_of(flow.bindings[index].var)
+    return _check_sizes(rows, columns, depth) or Anchor(index, x, w, layout, rows, columns, depth, types[0], result)
 
 
 def _check_sizes(rows: Dim, columns: Dim, depth: Dim) -> Refusal | None:

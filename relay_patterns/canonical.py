@@ -46,15 +46,18 @@ class Canonical:
 
 def canonicalize(cluster: Cluster) -> Canonical:
     """The canonical function of `cluster`."""
-    return _Builder(cluster).build()
+    return Builder(cluster).build()
 
 
-class _Builder:
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+class Builder:
+    """Makes one function.  base: the node that its first tensors give, by default the product."""
+
+    def __init__(self, cluster: Cluster, base: Node | None = None) -> None:
+        self.cluster, self.kind = cluster, cluster.kind
         anchor = cluster.anchor
         nodes = [output.node for output in cluster.outputs]
-        self.stages, self.merges = plan_stages(cluster.graph.gemm, nodes, anchor.columns)
+        self.carried: Node = base or cluster.graph.gemm
+        self.stages, self.merges = plan_stages(self.carried, nodes, anchor.columns)
         static = isinstance(anchor.rows, int)
         sizes = (anchor.rows if static else 0, anchor.columns, anchor.depth)
         wide = max(a * b for a, b in combinations(sizes, 2)) >= INT32_LIMIT
@@ -63,13 +66,13 @@ class _Builder:
         self.columns, self.depth = self._size(anchor.columns), self._size(anchor.depth)
         self.inputs: dict[int, Any] = {}
         self.tensors: dict[Node, Any] = {}
-        self.carried: Node = cluster.graph.gemm
 
     def _size(self, value: int) -> Any:
         return tirx.IntImm(self.index_type, value)
 
     def build(self) -> Canonical:
-        x, w = self._gemm()
+        """The function."""
+        base = self._base()
         outputs: list[Any] = []
         summary: list[dict[str, Any]] = []
         for stage in self.stages:
@@ -83,9 +86,9 @@ class _Builder:
             for position, node in enumerate(stage.reductions):
                 entry["reductions"].append(self._reduce(stage, position, node))
             summary.append(entry)
-        func = te.create_prim_func([x, w, *self.inputs.values(), *outputs])
+        func = te.create_prim_func([*base, *self.inputs.values(), *outputs])
         attrs = {
-            "comfuse.kind": self.cluster.kind,
+            "comfuse.kind": self.kind,
             "comfuse.stages": json.dumps(summary),
             "op_pattern": OPAQUE,
             "tirx.is_scheduled": True,
@@ -97,8 +100,8 @@ class _Builder:
             tuple(self.cluster.outputs[number] for stage in self.stages for number in stage.outputs),
         )
 
-    def _gemm(self) -> tuple[Any, Any]:
-        """Inputs x and w; makes the ``gemm`` tensor."""
+    def _base(self) -> list[Any]:
+        """The first parameters, x and w; makes the ``gemm`` tensor."""
         anchor = self.cluster.anchor
         x = te.placeholder((self.rows, self.depth), anchor.dtype, name="x")
         transposed = anchor.layout == "NK"
@@ -111,7 +114,7 @@ class _Builder:
             return te.sum(x[i, k].astype(F32) * weight.astype(F32), axis=k)
 
         self.tensors[self.carried] = te.compute((self.rows, self.columns), dot, name="gemm")
-        return x, w
+        return [x, w]
 
     def _carry(self, stage: Stage, node: Node) -> str:
         name = f"stage_{stage.index}"
@@ -169,7 +172,7 @@ class _Builder:
         if node.kind == "operand":
             index = {"tile": (i, j), "col": (j,), "row": (i, 0), "scalar": (0,)}[node.shape]
             return self._input(node)[index].astype(F32)
-        return self.tensors[node][i, j]
+        return self.tensors[node][i, j].astype(F32)
 
     def _input(self, node: Node) -> Any:
         if node.index not in self.inputs:

@@ -1,27 +1,30 @@
-"""The pass that replaces each cluster of a module by one call of its function."""
+"""The pass that replaces each cluster of a module by one call of its function, or two calls of its split form."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import tvm
 from tvm import relax, tirx
 
 from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.relay_patterns.block import Dataflow
-from tvm_comfuse.relay_patterns.canonical import Canonical, canonicalize, operand_shape
+from tvm_comfuse.relay_patterns.calls import calls
+from tvm_comfuse.relay_patterns.canonical import Canonical, canonicalize
 from tvm_comfuse.relay_patterns.cluster import Cluster, Discovery, MatmulReport
 from tvm_comfuse.relay_patterns.discover import Search, in_dataflow, searches
 from tvm_comfuse.relay_patterns.grow import grow
-from tvm_comfuse.relay_patterns.shapes import dims_of, equal
+from tvm_comfuse.relay_patterns.split_form import SplitForm
 
-#: given a canonical function: the function to use instead (perhaps scheduled), or why the cluster is not to be fused
-Accept = Callable[[tirx.PrimFunc], "tirx.PrimFunc | Refusal"]
+#: what stands for a cluster: one function, perhaps scheduled, or two
+Form: TypeAlias = "tirx.PrimFunc | SplitForm"
+#: given a canonical function: what to use instead, or why the cluster is not to be replaced
+Accept = Callable[[tirx.PrimFunc], "Form | Refusal"]
 
 
-def _keep(func: tirx.PrimFunc) -> tirx.PrimFunc | Refusal:
+def _keep(func: tirx.PrimFunc) -> Form | Refusal:
     return func
 
 
@@ -66,7 +69,7 @@ def fuse_clusters(
 
 def _offer(
     search: Search, number: int, accept: Accept, on_offer: Callable[[MatmulReport], None] | None
-) -> tuple[Canonical, tirx.PrimFunc] | None:
+) -> tuple[Canonical, Form] | None:
     """Offers cluster `number`; when it is refused, the part of it before the first row reduction."""
     report, flow = search.discovery.matmuls[number], search.flow_of[number]
     while flow is not None and report.cluster is not None:
@@ -115,7 +118,7 @@ def _rewrite_block(builder: Any, flow: Dataflow, search: Search, accepted: list[
         else:
             cluster = search.discovery.matmuls[number].cluster
             assert cluster is not None  # what owns a binding has been accepted
-            bindings += _call(builder, cluster, *accepted[number])
+            bindings += calls(builder, cluster, *accepted[number])
     return relax.DataflowBlock(bindings)
 
 
@@ -157,51 +160,3 @@ def _order(flow: Dataflow) -> list[int]:
                 heapq.heappush(ready, rank(user))
     assert len(order) == len(needs), "clusters depend on each other in a circle"
     return order
-
-
-def _call(builder: Any, cluster: Cluster, made: Canonical, func: tirx.PrimFunc) -> list[Any]:
-    """Bindings that compute the cluster's outputs with one call of `func`."""
-    anchor = cluster.anchor
-    bindings: list[Any] = []
-
-    def bind(value: Any, var: Any = None, name: str = "comfuse") -> Any:
-        value = builder.normalize(value)
-        var = relax.DataflowVar(name, value.ty) if var is None else var
-        bindings.append(relax.VarBinding(var, value))
-        return var
-
-    def shaped(expr: Any, shape: tuple[Any, ...]) -> Any:
-        dims = dims_of(expr)
-        fits = dims is not None and len(dims) == len(shape) and equal(dims, shape)
-        return expr if fits else bind(relax.op.reshape(expr, shape), name="flat")
-
-    args = [shaped(anchor.x, (anchor.rows, anchor.depth)), anchor.w]
-    args += [shaped(each.expr, operand_shape(each.shape, anchor.rows, anchor.columns)) for each in made.operands]
-    types = [
-        relax.TensorType((anchor.rows, anchor.columns if each.node.shape == "tile" else 1), each.dtype)
-        for each in made.outputs
-    ]
-    # the module names its functions; a global symbol of its own would clash with the model's entry
-    target = builder.add_func(func.without_attr("global_symbol"), f"comfuse_{cluster.kind}")
-    result = relax.op.call_tir(target, relax.Tuple(args), types if len(types) > 1 else types[0])
-    whole = bind(result) if len(types) > 1 or _reshaped(made, types) else None
-    if whole is None:
-        bind(result, made.outputs[0].vars[0])
-        return bindings
-    for number, (output, ty) in enumerate(zip(made.outputs, types, strict=True)):
-        value = whole
-        if len(types) > 1:
-            value = bind(relax.TupleGetItem(whole, number), name="part")
-        for var in output.vars:
-            dims = dims_of(var)
-            assert dims is not None
-            exact = len(dims) == 2 and equal(dims, tuple(ty.shape.values))
-            bind(value if exact else relax.op.reshape(value, dims), var)
-    return bindings
-
-
-def _reshaped(made: Canonical, types: list[Any]) -> bool:
-    """Whether the only output needs more than the call itself."""
-    vars_ = made.outputs[0].vars
-    dims = dims_of(vars_[0])
-    return len(vars_) > 1 or dims is None or len(dims) != 2 or not equal(dims, tuple(types[0].shape.values))

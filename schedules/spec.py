@@ -109,22 +109,16 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class ClusterSpec:
-    """One cluster: out = stages(x [M, K] @ w), float32 in between.
+class RowsSpec:
+    """Stages over the rows of [M, N] tensors, float32 in between: all of a ``rows`` function, and the epilogue of a cluster.
 
-    m         rows, None if symbolic
-    w_layout  ``NK`` or ``KN``
+    m  rows, None if symbolic
     """
 
     m: int | None
     n: int
-    k: int
-    x_dtype: str
-    w_layout: str
     operands: tuple[Operand, ...]
     stages: tuple[Stage, ...]
-    kind: str
-    w_dtype: str
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -156,6 +150,20 @@ class ClusterSpec:
     def col_operands(self) -> tuple[Operand, ...]:
         """The [N] operands."""
         return tuple(operand for operand in self.operands if operand.kind == "col")
+
+
+@dataclass(frozen=True)
+class ClusterSpec(RowsSpec):
+    """One cluster: out = stages(x [M, K] @ w).
+
+    w_layout  ``NK`` or ``KN``
+    """
+
+    k: int
+    x_dtype: str
+    w_layout: str
+    kind: str
+    w_dtype: str
 
 
 def blocks(func: tirx.PrimFunc) -> dict[str, Any]:
@@ -202,14 +210,20 @@ def analyze(func: tirx.PrimFunc) -> ClusterSpec:
 
     Raises LoweringError, naming the clause, if the function is not canonical.
     """
-    return _Analysis(func).spec()
+    return Analysis(func).spec()
 
 
 # --- the parts of analyze ---------------------------------------------------------------------------------------------
 
 
-class _Analysis:
-    """One run of analyze; holds the buffers and blocks by name."""
+class Analysis:
+    """One run of analyze; holds the buffers and blocks by name.
+
+    first  parameters in front of the operands: x and w
+    base   block whose value the first stage reads
+    """
+
+    first, base = 2, "gemm"
 
     def __init__(self, func: tirx.PrimFunc):
         self.func = func
@@ -220,8 +234,6 @@ class _Analysis:
             raise not_canonical("buffer parameters only", f"parameters {other}")
         self.params = list(func.params)
         self.blocks = normal_forms(func)
-        if "gemm" not in self.blocks:
-            raise not_canonical("a block named gemm", f"blocks {sorted(self.blocks)}")
         #: buffers made by blocks, and what they hold
         self.made = {block.store.buffer: name for name, block in self.blocks.items()}
         if len(self.made) != len(self.blocks):
@@ -231,30 +243,36 @@ class _Analysis:
 
     def spec(self) -> ClusterSpec:
         """Reads the product, then the stages in order, then the operands."""
-        gemm = self.blocks["gemm"]
-        m, n, k, layout = self._product(gemm)
+        if "gemm" not in self.blocks:
+            raise not_canonical("a block named gemm", f"blocks {sorted(self.blocks)}")
+        m, n, k, layout = self._product(self.blocks["gemm"])
+        rows = self._rows(m, n)
+        kind = str((self.func.attrs or {}).get("comfuse.kind", KINDS[0 if rows.reductions else 1]))
+        if kind not in KINDS:
+            raise not_canonical(f"comfuse.kind one of {KINDS}", kind)
+        if (kind == KINDS[0]) != bool(rows.reductions):
+            raise not_canonical("comfuse.kind gemm_reduce exactly with a row reduction", kind)
+        x, w = (str(param.dtype) for param in self.params[:2])
+        return ClusterSpec(rows.m, n, rows.operands, rows.stages, k, x, layout, kind, w)
+
+    def _rows(self, m: Any, n: int) -> RowsSpec:
+        """Stages and operands."""
         self.m, self.n, self.kinds, self.readers = m, n, dict[int, str](), dict[int, list[str]]()
         for block in self.blocks.values():
             if block.store.buffer not in self.params and block.store.buffer.dtype != "float32":
                 raise not_canonical("float32 between the blocks", f"{block.name} of {block.store.buffer.dtype}")
         stages = self._stages()
-        kind = str((self.func.attrs or {}).get("comfuse.kind", KINDS[0 if any(s.reductions for s in stages) else 1]))
-        if kind not in KINDS:
-            raise not_canonical(f"comfuse.kind one of {KINDS}", kind)
-        if (kind == KINDS[0]) != any(stage.reductions for stage in stages):
-            raise not_canonical("comfuse.kind gemm_reduce exactly with a row reduction", kind)
         outputs = {output.index for stage in stages for output in stage.outputs}
-        x, w = self.params[:2]
-        for index, buffer in enumerate(self.params[2:], 2):
-            if index not in outputs and index not in self.kinds:
+        for index, buffer in enumerate(self.params):
+            if index >= self.first and index not in outputs and index not in self.kinds:
                 self.kinds[index] = self._kind_by_shape(buffer)
         operands = tuple(
             Operand(buffer.name, index, self.kinds[index], str(buffer.dtype), tuple(self.readers.get(index, ())))
             for index, buffer in enumerate(self.params)
-            if index > 1 and index not in outputs
+            if index >= self.first and index not in outputs
         )
         static = int(m) if isinstance(m, (int, tirx.IntImm)) else None
-        return ClusterSpec(static, n, k, str(x.dtype), layout, operands, tuple(stages), kind, str(w.dtype))
+        return RowsSpec(static, n, operands, tuple(stages))
 
     def _product(self, gemm: Block) -> tuple[Any, int, int, str]:
         """M, N, K and the layout of w; gemm[i, j] += float32(x[i, k]) * float32(w[j, k] or w[k, j])."""
@@ -286,7 +304,7 @@ class _Analysis:
         if levels != set(range(len(levels))) or not levels:
             raise not_canonical("stages numbered from 0 without holes", f"{sorted(levels)}")
         stages: list[Stage] = []
-        carried, rows = "gemm", list[str]()
+        carried, rows = self.base, list[str]()
         for level in range(len(levels)):
             stage, carried, rows = self._stage(level, carried, rows)
             stages.append(stage)
@@ -340,7 +358,7 @@ class _Analysis:
     def _note_operand(self, block: Block, load: Any) -> None:
         """Learns an operand's kind from where it is read."""
         index = next((n for n, buffer in enumerate(self.params) if buffer.same_as(load.source)), None)
-        if index is None or index < 2:
+        if index is None or index < self.first:
             raise not_canonical(f"{block.name} to read parameters behind x and w", f"a load of {load.source.name}")
         if block.name not in self.readers.setdefault(index, []):
             self.readers[index].append(block.name)

@@ -10,8 +10,10 @@ from tvm.target import Target
 
 from tvm_comfuse.schedules.apply import has_plan, plan_of
 from tvm_comfuse.schedules.device import device_of
+from tvm_comfuse.schedules.rows import analyze_rows, has_rows_plan, is_rows, rows_plan_of
 from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.tir_passes.kernel import Kernel
+from tvm_comfuse.tir_passes.rows import RowsKernel
 
 KIND = "comfuse.kind"
 #: attributes of the scheduled function that its kernel keeps
@@ -19,7 +21,7 @@ KEPT = ("target", "global_symbol", "tirx.noalias", KIND)
 
 
 def is_cluster(func: Any) -> bool:
-    """Whether a function is a cluster that was scheduled for a kernel and has not been lowered yet.
+    """Whether a function is a cluster, or the rows of a split one, that has a plan for a kernel and has not been lowered yet.
 
     A cluster scheduled for a CPU has no plan and stays what it is.
     """
@@ -27,18 +29,22 @@ def is_cluster(func: Any) -> bool:
         return False
     target = func.attrs.get("target")
     on_gpu = target is None or target.kind.name == "cuda"
-    return KIND in func.attrs and bool(func.attrs.get("s_tir")) and on_gpu and has_plan(func)
+    return KIND in func.attrs and bool(func.attrs.get("s_tir")) and on_gpu and (has_plan(func) or has_rows_plan(func))
 
 
 def lower(func: tirx.PrimFunc, name: str | None = None) -> tirx.PrimFunc:
-    """The TIRx kernel of a scheduled cluster.
+    """The TIRx kernel of a scheduled cluster or rows function.
 
     name  of the kernel; default: the function's global symbol.  Kernels of one module need different names, because each
           may have static memory of that name.
     Raises LoweringError if the function is not canonical, PlanError if it carries no plan.
     """
     symbol = name or str((func.attrs or {}).get("global_symbol", "main"))
-    return with_kept_attributes(Kernel(func, analyze(func), plan_of(func), symbol).emit(), func, symbol)
+    if is_rows(func):
+        kernel = RowsKernel(func, analyze_rows(func), rows_plan_of(func), symbol).emit()
+    else:
+        kernel = Kernel(func, analyze(func), plan_of(func), symbol).emit()
+    return with_kept_attributes(kernel, func, symbol)
 
 
 def with_kept_attributes(kernel: tirx.PrimFunc, func: tirx.PrimFunc, symbol: str) -> tirx.PrimFunc:

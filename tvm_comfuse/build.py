@@ -38,9 +38,10 @@ def compile(
     plans: Plans | None = None,
     tuning_records: Records | None = None,
     use_pretuned: bool = True,
+    form: str = "auto",
     dump: str | Path | None = None,
 ) -> Compiled:
-    """Compile a model, with every cluster that can be one as one kernel.
+    """Compile a model, with every cluster that can be one as one kernel, or as two where these are faster.
 
     model         a torch.nn.Module (with example_args), an ExportedProgram, a Relax IRModule, or what the command line
                   takes: a ``.pt2`` or Relax ``.json`` file, ``file.py:function``, ``package.module:function``
@@ -49,6 +50,8 @@ def compile(
     plans         the plan of some matmuls by their names in ``explain``; the others get the best one that is known
     tuning_records  a tuning database of measured plans, or its folder
     use_pretuned  whether measured plans that come with the package are used
+    form          ``auto``: a cluster is one kernel only where that takes no longer than two, a product and one for the rows;
+                  ``fused`` or ``split``: always the one or the other
     dump          a folder for the IR after each phase, CUDA source and the compiler's figures
 
     Raises ModelError, TargetError, PlanError, DatabaseError and BuildError.
@@ -61,7 +64,7 @@ def compile(
     writer = Dump(dump)
     mod = to_module(model, example_args)
     writer.ir("import", mod)
-    mod, explanation = fuse(mod, parsed, plans, tuning_records=tuning_records, use_pretuned=use_pretuned)
+    mod, explanation = fuse(mod, parsed, plans, tuning_records=tuning_records, use_pretuned=use_pretuned, form=form)
     writer.ir("fuse", mod)
     writer.json("explain", explanation.to_dict())
     with _build_errors():

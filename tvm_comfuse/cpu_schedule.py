@@ -12,6 +12,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from tvm_comfuse.errors import LoweringError
+from tvm_comfuse.schedules.rows import is_rows
 
 #: float32 values worked on at a time, widest first; 64 are four AVX-512 registers, enough to hide the latency of a
 #: multiply-add behind the next three
@@ -21,16 +22,17 @@ _REDUCTION = "reduce_"
 
 
 def cpu_schedule(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Schedule a canonical function for LLVM; M may be symbolic and N, K any size.  The attributes stay.
+    """Schedule a canonical function for LLVM, a rows function as well; M may be symbolic and N, K any size.  The attributes
+    stay.
 
-    Raises LoweringError if the function has no block ``gemm``.
+    Raises LoweringError if another function has no block ``gemm``.
     """
     # `named` must live as long as the schedule: TVM changes a function in place that nobody else holds, and with it
     # the body it shares with `func`
     named = func.with_attr("global_symbol", "main")
     sch = s_tir.Schedule(tvm.IRModule({"main": named}))
     blocks = {sch.get(block).name_hint: block for block in sch.get_child_blocks(sch.get_sblock("root"))}
-    if _GEMM not in blocks:
+    if _GEMM not in blocks and not is_rows(func):
         raise LoweringError("a canonical function with a block gemm", f"blocks {list(blocks)}", "use FuseClusters")
     for name, block in blocks.items():
         if name == _GEMM:

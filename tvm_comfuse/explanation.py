@@ -10,6 +10,7 @@ from tvm_comfuse.refusal import Refusal
 if TYPE_CHECKING:
     from tvm.target import Target
 
+    from tvm_comfuse.forms import FormChoice
     from tvm_comfuse.fusion import Records
     from tvm_comfuse.schedules.plan import Plan
 
@@ -26,6 +27,7 @@ class MatmulExplanation:
     reason  why it is not fused; for a fused one code "fused" and where and why the cluster ends
     stops   for a fused one, why each operator that uses one of its values is not in it
     plan_source  where the plan comes from if not from the cost model, or if a database was asked in vain; else ""
+    forms   which of two forms a cluster with a row reduction got, and the times of both; None if only one was looked at
     """
 
     name: str
@@ -36,13 +38,16 @@ class MatmulExplanation:
     reason: Refusal
     stops: tuple[Refusal, ...] = ()
     plan_source: str = ""
+    forms: FormChoice | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values with exactly the keys of the command line's interface.
 
-        The key ``plan_source`` is there only if there is something to say.
+        The keys ``plan_source`` and ``forms`` are there only if there is something to say.
         """
-        source = {"plan_source": self.plan_source} if self.plan_source else {}
+        source: dict[str, Any] = {"plan_source": self.plan_source} if self.plan_source else {}
+        if self.forms is not None:
+            source["forms"] = self.forms.to_dict()
         return {
             "name": self.name,
             "shape": list(self.shape),
@@ -59,15 +64,27 @@ class MatmulExplanation:
         return ", ".join(_plain(name) for name in self.ops)
 
     @property
+    def times(self) -> str:
+        """Times of both forms of a fused cluster; "" where only one was looked at, or where the reason has them."""
+        return self.forms.times if self.forms is not None and self.fused else ""
+
+    @property
+    def form(self) -> str:
+        """``fused``, ``split`` or ``not fused``."""
+        split = self.forms is not None and not self.fused and self.forms.chosen == "split"
+        return "fused" if self.fused else "split" if split else "not fused"
+
+    @property
     def ends(self) -> list[str]:
-        """Where the kernel ends and by which rule, one line a rule; the reason alone without a kernel."""
-        if not self.fused:
+        """Where the cluster ends and by which rule, one line a rule; of a split one first why; the reason alone without one."""
+        if not self.fused and self.form != "split":
             return [f"not fused, {self.reason.code}: {self.reason}"]
         operators: dict[str, list[str]] = {}
         for stop in self.stops:
             name = _plain(str(stop.numbers.get("operator", "")))
             operators.setdefault(stop.clause, []).append(name)
-        return [f"ends at {', '.join(dict.fromkeys(names))}: {clause}" for clause, names in operators.items()]
+        ends = [f"ends at {', '.join(dict.fromkeys(names))}: {clause}" for clause, names in operators.items()]
+        return ends if self.fused else [f"split: {self.reason}", *ends]
 
 
 @dataclass(frozen=True)
@@ -88,13 +105,15 @@ class Explanation:
     def __str__(self) -> str:
         lines = []
         for matmul in self.matmuls:
-            lines.append(f"{matmul.name} {' x '.join(map(str, matmul.shape))}: {'' if matmul.fused else 'not '}fused")
-            if matmul.fused:
+            lines.append(f"{matmul.name} {' x '.join(map(str, matmul.shape))}: {matmul.form}")
+            if matmul.form != "not fused":
                 lines.append(f"  operators: {matmul.operators}")
             if matmul.plan is not None:
                 lines.append(f"  plan: {matmul.plan.short()}")
             if matmul.plan_source:
                 lines.append(f"  plan is {matmul.plan_source}")
+            if matmul.times:
+                lines.append(f"  {matmul.times}")
             lines += [f"  {end}" for end in matmul.ends]
         return "\n".join([*lines, *([self.note] if self.note else []), self.summary])
 
@@ -103,9 +122,10 @@ class Explanation:
         """How many matmuls there are, fused and not."""
         if not self.matmuls:
             return "no matmul in the model"
-        fused, count = sum(matmul.fused for matmul in self.matmuls), len(self.matmuls)
-        rest = f", {count - fused} not" if fused < count else ""
-        return f"{count} matmul{'s' if count > 1 else ''}: {fused} fused{rest}"
+        forms, count = [matmul.form for matmul in self.matmuls], len(self.matmuls)
+        counts = {"fused": forms.count("fused"), "split": forms.count("split"), "not": forms.count("not fused")}
+        parts = [f"{number} {name}" for name, number in counts.items() if number or name == "fused"]
+        return f"{count} matmul{'s' if count > 1 else ''}: {', '.join(parts)}"
 
     @property
     def note(self) -> str:
@@ -128,6 +148,7 @@ def explain(
     example_args: tuple[Any, ...] | None = None,
     tuning_records: Records | None = None,
     use_pretuned: bool = True,
+    form: str = "auto",
 ) -> Explanation:
     """Say for each matmul of a model whether it is fused, how, and why not.  Compiles nothing.
 
@@ -139,4 +160,4 @@ def explain(
 
     parsed = parse_target(target)
     mod = to_module(model, example_args)
-    return fuse(mod, parsed, tuning_records=tuning_records, use_pretuned=use_pretuned)[1]
+    return fuse(mod, parsed, tuning_records=tuning_records, use_pretuned=use_pretuned, form=form)[1]

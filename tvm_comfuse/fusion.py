@@ -14,16 +14,18 @@ from tvm.tirx import PrimFunc
 from tvm_comfuse.cpu_schedule import cpu_schedule
 from tvm_comfuse.errors import PlanError
 from tvm_comfuse.explanation import Explanation, MatmulExplanation
+from tvm_comfuse.forms import AUTO, FUSED, SPLIT, FormChoice, Split, check_form, choose, make_split
 from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.relay_patterns.cluster import MatmulReport
-from tvm_comfuse.relay_patterns.rewrite import fuse_clusters
+from tvm_comfuse.relay_patterns.rewrite import Form, fuse_clusters
 from tvm_comfuse.schedules.apply import has_schedule, plan_of, schedule
 from tvm_comfuse.schedules.choose import default_plan
 from tvm_comfuse.schedules.device import H200, Device, device_of
 from tvm_comfuse.schedules.plan import Plan
+from tvm_comfuse.schedules.rows import is_rows
 from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.target import is_cuda, name_of, parse_target
-from tvm_comfuse.tuning.database import Database, best_plan, pretuned
+from tvm_comfuse.tuning.database import Database, PlanSource, Record, best_plan, pretuned
 
 #: by matmul name, as ``explain`` gives it: a plan, its dictionary or its JSON text
 Plans = Mapping[str, "Plan | dict[str, Any] | str"]
@@ -38,29 +40,31 @@ def fuse(
     *,
     tuning_records: Records | None = None,
     use_pretuned: bool = True,
+    form: str = AUTO,
 ) -> tuple[tvm.IRModule, Explanation]:
-    """The module with each cluster replaced by a call of one scheduled function, and what was decided.
+    """The module with each cluster replaced by a call of one scheduled function, or by two where that is faster, and what was
+    decided.
 
     On a CPU target the clusters are those of an H200, scheduled for LLVM, so that their numbers can be checked there.
 
     plans           the plan of some matmuls; the others get the best one that is known
     tuning_records  a tuning database of measured plans, or its folder
     use_pretuned    whether the records that come with the package are asked, after those of tuning_records
+    form            ``auto``: two functions for a cluster with a row reduction where these are faster, or where one has no plan;
+                    ``split``: always two; ``fused``: one where it has a plan, as for all matmuls that `plans` has
 
     Where no record answers, the plan is the one the cost model prefers.
-    Raises PlanError for a plan that is malformed, not legal, or of a matmul that has no cluster, DatabaseError for
-    tuning_records that cannot be read.
+    Raises PlanError for a form that is none and for a plan that is malformed, not legal, or of a matmul that has no cluster,
+    DatabaseError for tuning_records that cannot be read.
     """
+    check_form(form)
     parsed = _parse(plans or {})
-    decider = _Decider(
-        target, parsed, _databases(tuning_records, use_pretuned), tell_default=tuning_records is not None
-    )
+    databases = _databases(tuning_records, use_pretuned)
+    decider = _Decider(target, parsed, databases, tell_default=tuning_records is not None, form=form)
     fused, reports = fuse_clusters(mod, decider.accept, decider.on_offer)
     matmuls = [report for discovery in reports.values() for report in discovery.matmuls]
     _check_names(parsed, [report.name for report in matmuls])
-    explained = tuple(
-        _explained(matmul, decider.accepted.get(id(matmul)), decider.sources.get(id(matmul), "")) for matmul in matmuls
-    )
+    explained = tuple(decider.explained(matmul) for matmul in matmuls)
     return fused, Explanation(name_of(target), explained, planned_for="" if is_cuda(target) else H200.name)
 
 
@@ -69,6 +73,7 @@ class _Decider:
     """Accepts or refuses cluster functions.
 
     accepted, sources  plans, and where they come from, by the identity of the matmul's report
+    choices, records   the form of each cluster that has two, and the tuning record of its fused form, likewise
     tell_default       whether it is worth a word that no record answered
     """
 
@@ -78,20 +83,62 @@ class _Decider:
     tell_default: bool = False
     accepted: dict[int, Plan] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
+    choices: dict[int, FormChoice] = field(default_factory=dict)
+    records: dict[int, Record] = field(default_factory=dict)
+    form: str = AUTO
     offered: MatmulReport | None = None
 
     def on_offer(self, report: MatmulReport) -> None:
         """The matmul whose cluster comes next."""
         self.offered = report
 
-    def accept(self, func: PrimFunc) -> PrimFunc | Refusal:
-        """The function scheduled for the target."""
+    def accept(self, func: PrimFunc) -> Form | Refusal:
+        """The function scheduled for the target, or its split form."""
         assert self.offered is not None
-        result = self._schedule(func, self.offered.name)
-        if isinstance(result, Refusal):
-            return result
-        self.accepted[id(self.offered)] = plan_of(result)
-        return result if is_cuda(self.target) else cpu_schedule(func)
+        fused = self._schedule(func, self.offered.name)
+        split = self._split(fused)
+        if isinstance(split, Split):
+            return split.form if is_cuda(self.target) else split.on_cpu()
+        if isinstance(fused, Refusal):
+            return fused
+        self.accepted[id(self.offered)] = plan_of(fused)
+        return fused if is_cuda(self.target) else cpu_schedule(func)
+
+    def _split(self, fused: PrimFunc | Refusal) -> Split | None:
+        """The split form of the offered cluster, if it is the one to take."""
+        report, device = self.offered, _device(self.target)
+        assert report is not None
+        assert report.cluster is not None
+        if report.cluster.kind != "gemm_reduce" or device is None:
+            return None
+        split = make_split(report.cluster, device, lambda func: self._known(func)[0])
+        if isinstance(split, Refusal):
+            return None
+        known = fused if isinstance(fused, Refusal) else (analyze(fused), plan_of(fused))
+        wanted = FUSED if report.name in self.plans else self.form
+        record = self.records.get(id(report))
+        choice = self.choices[id(report)] = choose(wanted, known, split, device, record.both_us if record else None)
+        return split if choice.chosen == SPLIT else None
+
+    def explained(self, report: MatmulReport) -> MatmulExplanation:
+        """What was decided about a matmul."""
+        plan, choice = self.accepted.get(id(report)), self.choices.get(id(report))
+        split = choice is not None and choice.chosen == SPLIT
+        if plan is not None:
+            reason = _ends(report.refusals)
+        else:
+            reason = choice.refusal if choice is not None and split else report.refusals[0]
+        return MatmulExplanation(
+            name=report.name,
+            shape=tuple(report.shape),
+            fused=plan is not None,
+            ops=tuple(report.ops),
+            plan=plan,
+            reason=reason,
+            stops=tuple(report.refusals) if plan is not None or split else (),
+            plan_source=self.sources.get(id(report), "") if plan is not None else "",
+            forms=choice,
+        )
 
     def _schedule(self, func: PrimFunc, name: str) -> PrimFunc | Refusal:
         device = _device(self.target)
@@ -108,20 +155,27 @@ class _Decider:
 
     def _plan(self, func: PrimFunc, name: str) -> Plan | Refusal | None:
         """The given plan, else the best that is known; None leaves it to the cost model."""
-        if name in self.plans or not self.databases:
-            return self.plans.get(name)
+        if name in self.plans:
+            return self.plans[name]
+        plan, source = self._known(func)
+        if source is not None and source.kind == "tuned" and source.record is not None:
+            self.records[id(self.offered)] = source.record
+        if source is not None and (source.kind != "default" or self.tell_default):
+            self.sources[id(self.offered)] = source.text
+        return plan
+
+    def _known(self, func: PrimFunc) -> tuple[Plan | Refusal | None, PlanSource | None]:
+        """The best plan that is known of a function, and where it comes from; None without a database to ask."""
+        if not self.databases:
+            return None, None
         # a CPU runs the clusters of an H200, so it shows the plans of one, unless it was tuned itself
         target = self.target
         if not is_cuda(target):
             own = next((r for d in self.databases if (r := d.query(func, target)) is not None), None)
             if own is not None and own.plan is not None:
-                self.sources[id(self.offered)] = str(own)
-                return own.plan
+                return own.plan, PlanSource("tuned", str(own), own)
             target = parse_target(H200.name)
-        plan, source = best_plan(func, target, self.databases)
-        if source.kind != "default" or self.tell_default:
-            self.sources[id(self.offered)] = source.text
-        return plan
+        return best_plan(func, target, self.databases)
 
 
 def _databases(tuning_records: Records | None, use_pretuned: bool) -> list[Database]:
@@ -141,7 +195,9 @@ def schedule_clusters(mod: tvm.IRModule, target: Target, tuning_records: Records
     databases = _databases(tuning_records, use_pretuned=True)
     result = mod.clone()
     for gvar, func in mod.functions_items():
-        if not isinstance(func, PrimFunc) or "comfuse.kind" not in (func.attrs or {}) or has_schedule(func):
+        if not isinstance(func, PrimFunc) or "comfuse.kind" not in (func.attrs or {}):
+            continue
+        if has_schedule(func) or is_rows(func):  # rows functions are made with their plans
             continue
         if not is_cuda(target):
             result[gvar] = cpu_schedule(func)
@@ -202,19 +258,6 @@ def _check_names(plans: dict[str, Plan], names: list[str]) -> None:
             f"plans for {', '.join(unknown)}",
             "take the names from `comfuse explain`",
         )
-
-
-def _explained(report: MatmulReport, plan: Plan | None, source: str) -> MatmulExplanation:
-    return MatmulExplanation(
-        name=report.name,
-        shape=tuple(report.shape),
-        fused=plan is not None,
-        ops=tuple(report.ops),
-        plan=plan,
-        reason=_ends(report.refusals) if plan is not None else report.refusals[0],
-        stops=tuple(report.refusals) if plan is not None else (),
-        plan_source=source if plan is not None else "",
-    )
 
 
 def _ends(stops: list[Refusal]) -> Refusal:

@@ -82,7 +82,7 @@ def fused(guarded: None) -> Callable[..., Any]:
     import tvm_comfuse
 
     def build(model: Any) -> Any:
-        compiled = tvm_comfuse.compile(model, TARGET)
+        compiled = tvm_comfuse.compile(model, TARGET, form="fused")
         assert compiled.explanation.matmuls
         assert all(matmul.fused for matmul in compiled.explanation.matmuls), str(compiled.explanation)
         return compiled

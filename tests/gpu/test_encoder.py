@@ -30,7 +30,7 @@ def test_post_norm_encoder_layer(seed: int, plain_attention: None) -> None:
     layer = layer.to(torch.bfloat16)
     x = torch.randn(BATCH, SEQUENCE, WIDTH).to(torch.bfloat16)
     with torch.no_grad():
-        compiled = tvm_comfuse.compile(layer, "cuda", example_args=(x,))
+        compiled = tvm_comfuse.compile(layer, "cuda", example_args=(x,), form="fused")
         fused = [matmul.ops for matmul in compiled.explanation.matmuls if matmul.fused]
         # two post-norm clusters and two plain ones; attention's own products are not fused
         assert len(fused) >= 4, str(compiled.explanation)

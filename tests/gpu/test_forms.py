@@ -11,7 +11,7 @@ import torch
 
 import tvm_comfuse
 from tvm_comfuse.bench.ops import OPS
-from tvm_comfuse.bench.ours import OurKernel, compile_row, new_output
+from tvm_comfuse.bench.ours import OurKernel, Records, compile_row, new_output
 from tvm_comfuse.bench.suites import Row
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.verify.numeric import check, poison, same_nonfinite
@@ -39,7 +39,7 @@ def assert_right(name: str, out: torch.Tensor, inputs: list[torch.Tensor], dtype
 
 
 def kernel_of(row: Row) -> OurKernel:
-    kernel = compile_row(row, parse_target("cuda"))
+    kernel = compile_row(row, parse_target("cuda"), Records(form="fused"))
     assert isinstance(kernel, OurKernel), kernel
     return kernel
 

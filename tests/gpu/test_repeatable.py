@@ -7,7 +7,7 @@ import torch
 
 from tvm_comfuse.bench import suites
 from tvm_comfuse.bench.ops import OPS
-from tvm_comfuse.bench.ours import OurKernel, compile_row, new_output
+from tvm_comfuse.bench.ours import OurKernel, Records, compile_row, new_output
 from tvm_comfuse.bench.suites import Row
 from tvm_comfuse.target import parse_target
 
@@ -16,7 +16,7 @@ RUNS = 100
 
 @pytest.mark.parametrize("row", suites.select(suites.load(None), "post_norm", None), ids=lambda row: row.name)
 def test_a_hundred_runs_are_equal(row: Row) -> None:
-    kernel, op = compile_row(row, parse_target("cuda")), OPS[row.op]
+    kernel, op = compile_row(row, parse_target("cuda"), Records(form="fused")), OPS[row.op]
     assert isinstance(kernel, OurKernel), kernel
     inputs = op.make_inputs(row.M, row.N, row.K, row.dtype, 0, "cuda")
     first, out = new_output(row, "cuda"), new_output(row, "cuda")

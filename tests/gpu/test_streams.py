@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tvm_comfuse.bench.chain import kernel_calls
 from tvm_comfuse.bench.ops import OPS
-from tvm_comfuse.bench.ours import compile_function, new_output, only_kernel
+from tvm_comfuse.bench.ours import compile_function, new_output
 from tvm_comfuse.bench.suites import Row
 from tvm_comfuse.frontend import from_relax
 from tvm_comfuse.fusion import fuse
@@ -35,13 +36,12 @@ Launch = Callable[[], None]
 def compile_row(row: Row, dependent: bool) -> Callable[[list[torch.Tensor], torch.Tensor], None]:
     """The one kernel of a row, with the plan that is known for it but for its launch."""
     module, target = from_relax(OPS[row.op].relax_module(row.M, row.N, row.K, row.dtype)), parse_target("cuda")
-    (matmul,) = fuse(module, target)[1].matmuls
+    (matmul,) = fuse(module, target, form="fused")[1].matmuls
     assert matmul.plan is not None
     fused, _ = fuse(module, target, {matmul.name: replace(matmul.plan, dependent_launch=dependent)})
-    call = only_kernel(fused)
-    assert call is not None
-    kernel = compile_function(fused[call[0]], target)
-    return lambda inputs, out: kernel(*[inputs[index] for index in call[1]], out)
+    (call,) = kernel_calls(fused) or ()
+    kernel = compile_function(fused[call.name], target)
+    return lambda inputs, out: kernel(*[inputs[index] for index in call.values], out)
 
 
 class Launches:

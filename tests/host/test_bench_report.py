@@ -124,7 +124,7 @@ def test_environment_and_commit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_table_shows_wins_losses_refusals_and_failures(table: ModuleType) -> None:
     text = table.render([a_report(WON, LOST, REFUSED, WRONG)])
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
-    assert "| 40.0 | 52.0 (default) | 88.0 | 32.5 | 1.30 | 1.7e-03 (2.3e-03) |" in lines["won"]
+    assert "| 40.0 | - | 52.0 (default) | 88.0 | 32.5 | 1.30 | 1.7e-03 (2.3e-03) |" in lines["won"]
     assert "| 104.0 |" in lines["lost"]
     assert "| 0.50 |" in lines["lost"]
     assert "refused: k-alignment" in lines["no (float16)"]

@@ -16,10 +16,11 @@ import tvm
 from tvm import relax, te
 
 from tvm_comfuse.bench import contenders, run_suite
+from tvm_comfuse.bench.chain import kernel_calls
 from tvm_comfuse.bench.checks import RowCheck, check_row, run_seed
 from tvm_comfuse.bench.isolate import IsolatedChecks, Limits
 from tvm_comfuse.bench.ops import OPS
-from tvm_comfuse.bench.ours import OurKernel, only_kernel
+from tvm_comfuse.bench.ours import OurKernel
 from tvm_comfuse.bench.report import BenchReport, RowResult
 from tvm_comfuse.bench.suites import Row, SuiteError
 from tvm_comfuse.errors import TargetError
@@ -202,13 +203,13 @@ def a_module(extra: bool = False, reshaped: bool = False) -> tvm.IRModule:
 
 def test_the_arguments_of_a_module_with_one_kernel() -> None:
     module = a_module()
-    found = only_kernel(module)
+    found = kernel_calls(module)
     assert found is not None
-    name, order = found
-    assert order == [2, 1]
-    assert isinstance(module[name], tvm.tirx.PrimFunc)
-    assert only_kernel(a_module(extra=True)) is None
-    assert only_kernel(a_module(reshaped=True)) is None
+    (call,) = found
+    assert (call.values, call.shape, call.dtype) == ((2, 1), (4, 8), "float32")
+    assert isinstance(module[call.name], tvm.tirx.PrimFunc)
+    assert kernel_calls(a_module(extra=True)) is None
+    assert kernel_calls(a_module(reshaped=True)) is None
 
 
 SMALL = {

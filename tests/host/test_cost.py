@@ -42,7 +42,7 @@ LATEST = [row for row in MEASURED if row["commit"] == "65c74a4"]
 
 @cache
 def spec_of_row(op: str, m: int, n: int, k: int):
-    func, _ = fuse(from_relax(OPS[op].relax_module(m, n, k)), parse_target("h200"))
+    func, _ = fuse(from_relax(OPS[op].relax_module(m, n, k)), parse_target("h200"), form="fused")
     (cluster,) = (func for _, func in func.functions_items() if is_cluster(func))
     return analyze(cluster)
 

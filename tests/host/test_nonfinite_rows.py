@@ -116,7 +116,7 @@ def _check(name: str, out: torch.Tensor, inputs: list[torch.Tensor], parked: boo
 @pytest.mark.parametrize("name", OPS)
 def test_on_the_cpu(name: str) -> None:
     inputs = _inputs()
-    compiled = tvm_comfuse.compile(_module(name), "llvm")
+    compiled = tvm_comfuse.compile(_module(name), "llvm", form="fused")
     assert compiled.explanation is not None
     assert compiled.explanation.matmuls[0].ops[1:] == fuse(_module(name), parse_target("h200"))[1].matmuls[0].ops[1:]
     _check(name, compiled.run(*inputs), inputs)

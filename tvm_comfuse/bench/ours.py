@@ -1,4 +1,4 @@
-"""Our contender: the one kernel of a row's cluster, called directly with PyTorch tensors.
+"""Our contender: the kernel of a row's cluster, or the two of its split form, called directly with PyTorch tensors.
 
 The Relax virtual machine is left out of the way: its work on the host would be hidden by CUDA graphs anyhow, and the
 direct call writes to a given output, which can be poisoned before the call.  TVM's call takes PyTorch's current stream
@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 import tvm
-from tvm import relax
 from tvm.target import Target
 
+from tvm_comfuse.bench.chain import kernel_calls
 from tvm_comfuse.bench.ops import OPS, torch_dtype
 from tvm_comfuse.bench.suites import Row
 from tvm_comfuse.cuda.callback import own_cuda_compiler
@@ -25,14 +25,16 @@ from tvm_comfuse.target import HOPPER_ARCH, is_cuda
 
 @dataclass(frozen=True)
 class Records:
-    """Which tuning records give plans.
+    """Which tuning records give plans, and which form a row gets.
 
     folder    of a database, None for none
     pretuned  whether those of the package count
+    form      as in tvm_comfuse.compile: auto, fused or split
     """
 
     folder: str | None = None
     pretuned: bool = True
+    form: str = "auto"
 
 
 PACKAGE_RECORDS = Records()
@@ -43,8 +45,8 @@ class OurKernel:
     """A compiled row.
 
     run   called with the inputs and a preallocated output [M, N]
-    plan  the plan as plain JSON values
-    via   "kernel": the fused function alone
+    plan  the plan as plain JSON values; of a split form {"gemm", "rows"}
+    via   "kernel": the fused function alone; "split": two functions
     """
 
     run: Callable[[list[torch.Tensor], torch.Tensor], None]
@@ -55,27 +57,38 @@ class OurKernel:
 def compile_row(row: Row, target: Target, records: Records = PACKAGE_RECORDS) -> OurKernel | Refusal:
     """Find, schedule and compile the cluster of a row, with a plan of these tuning records if one answers.
 
-    A Refusal says why the row is not one kernel.  On an LLVM target the kernel is the CPU's, of the clusters and plans
-    of an H200.  Raises ComfuseError for what should have worked.
+    A Refusal says why the row is neither one kernel nor the two of a split form.  On an LLVM target the kernel is the
+    CPU's, of the clusters and plans of an H200.  Raises ComfuseError for what should have worked.
     """
     from tvm_comfuse.frontend import from_relax
     from tvm_comfuse.fusion import fuse
 
     module = from_relax(OPS[row.op].relax_module(row.M, row.N, row.K, row.dtype))
-    fused, explanation = fuse(module, target, tuning_records=records.folder, use_pretuned=records.pretuned)
+    fused, explanation = fuse(
+        module, target, tuning_records=records.folder, use_pretuned=records.pretuned, form=records.form
+    )
     matmul = explanation.matmuls[0]
-    if matmul.plan is None:
+    split = matmul.forms is not None and matmul.forms.chosen == "split"
+    if matmul.plan is None and not split:
         return matmul.reason
-    call = only_kernel(fused)
-    if call is None:
-        return Refusal("part", f"only {' '.join(matmul.ops)} became one kernel: {matmul.reason}")
-    name, order = call
-    kernel = compile_function(fused[name], target)
+    calls = kernel_calls(fused)
+    if calls is None:
+        return Refusal("part", f"only {' '.join(matmul.ops)} became kernels: {matmul.reason}")
+    kernels = [compile_function(fused[call.name], target) for call in calls]
+    between: dict[str, list[torch.Tensor]] = {}
 
     def run(inputs: list[torch.Tensor], out: torch.Tensor) -> None:
-        kernel(*[inputs[index] for index in order], out)
+        device = str(out.device)
+        if device not in between:
+            between[device] = [call.new_output(device) for call in calls[:-1]]
+        values = [*inputs, *between[device], out]
+        for number, (kernel, call) in enumerate(zip(kernels, calls, strict=True)):
+            kernel(*[values[index] for index in call.values], values[len(inputs) + number])
 
-    return OurKernel(run, matmul.plan.to_dict())
+    if matmul.plan is not None:
+        return OurKernel(run, matmul.plan.to_dict())
+    assert matmul.forms is not None
+    return OurKernel(run, matmul.forms.to_dict()["split"], "split")
 
 
 def compile_function(func: Any, target: Target) -> Callable[..., None]:
@@ -100,37 +113,6 @@ def compile_executable(func: Any, target: Target) -> Any:
         return tvm.compile(module, target=target, tir_pipeline=pipeline)
 
 
-def only_kernel(module: tvm.IRModule) -> tuple[str, list[int]] | None:
-    """The name of the only kernel of `main`, and which of main's parameters it takes, in the kernel's order.
-
-    None if main does anything else than to call one kernel with its parameters and return the output.
-    """
-    main = module["main"]
-    meaning: dict[Any, int] = {param: index for index, param in enumerate(main.params)}
-    result: Any = None
-    call: tuple[str, list[int]] | None = None
-    for block in main.body.blocks:
-        for binding in block.bindings:
-            value = binding.value
-            if isinstance(value, relax.Var) and value in meaning:
-                meaning[binding.var] = meaning[value]
-            elif isinstance(value, relax.Var) and value.same_as(result):
-                result = binding.var
-            elif _is_call_tir(value) and call is None:
-                arguments = list(value.args[1].fields)
-                if not all(isinstance(a, relax.Var) and a in meaning for a in arguments):
-                    return None
-                call = (value.args[0].name_hint, [meaning[a] for a in arguments])
-                result = binding.var
-            else:
-                return None
-    return call if call is not None and main.body.body.same_as(result) else None
-
-
 def new_output(row: Row, device: str) -> torch.Tensor:
     """An uninitialised output [M, N] of a row."""
     return torch.empty((row.M, row.N), dtype=torch_dtype(row.dtype), device=device)
-
-
-def _is_call_tir(value: Any) -> bool:
-    return isinstance(value, relax.Call) and getattr(value.op, "name", "") == "relax.call_tir"

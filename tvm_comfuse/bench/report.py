@@ -2,10 +2,11 @@
 
     {"device", "date", "commit", "versions": {...}, "protocol", "rows": [{
         "suite", "name", "op", "M", "N", "K", "dtype",
-        "fused": bool, "plan": {...} | null, "refusal": {...} | null, "failure": str | null, "via": "kernel" | "module",
-        "ours_us", "mm_us", "eager_us", "inductor_us", "inductor_setting", "inductor": {setting: us or why not},
+        "fused": bool, "plan": {...} | null, "refusal": {...} | null, "failure": str | null, "via": "kernel" | "split",
+        "ours_us", "split_us", "mm_us", "eager_us", "inductor_us", "inductor_setting", "inductor": {setting: us or why not},
         "error", "eager_error", "passed": bool | null, "seeds": [{"seed", "error", "eager_error", ...}]}]}
 
+ours is the form that `tvm_comfuse.compile` takes, one kernel or two ("via"); split is the form of two, checked as well.
 Times are microseconds a call; errors are relative, in float64, of the seed with the largest error/eager_error.  What
 was not measured is null.
 """
@@ -50,6 +51,7 @@ class RowResult:
     dtype: str
     fused: bool = False
     ours_us: float | None = None
+    split_us: float | None = None
     mm_us: float | None = None
     eager_us: float | None = None
     inductor_us: float | None = None

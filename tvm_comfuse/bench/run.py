@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from tvm_comfuse.bench import contenders, suites, timing
-from tvm_comfuse.bench.checks import RowCheck, check_row
+from tvm_comfuse.bench.checks import RowCheck, check_row, run_seed
 from tvm_comfuse.bench.isolate import IsolatedChecks, Limits
 from tvm_comfuse.bench.ops import OPS
 from tvm_comfuse.bench.ours import Records, compile_row, new_output
 from tvm_comfuse.bench.report import BenchReport, RowResult, new_report
 from tvm_comfuse.bench.suites import Row, SuiteError
 from tvm_comfuse.errors import TargetError
+from tvm_comfuse.forms import check_form
 from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.target import is_cuda, parse_target
 from tvm_comfuse.tuning.database import Database
 
 #: contenders besides ours
-OTHERS = ("mm", "eager", "inductor")
+OTHERS = ("split", "mm", "eager", "inductor")
 
 
 def run_suite(
@@ -41,6 +42,7 @@ def run_suite(
     others: Iterable[str] = OTHERS,
     tuning_records: str | Path | None = None,
     use_pretuned: bool = True,
+    form: str = "auto",
     progress: Callable[[RowResult], None] | None = None,
 ) -> BenchReport:
     """Check and time the rows of a suite.
@@ -54,16 +56,18 @@ def run_suite(
     json_path        written after every row, so that a run that is stopped leaves what it has
     isolate          make each kernel's first launch in a child process, with `limits`; a kernel that did not pass there
                      is not launched here
-    others           contenders besides ours: mm, eager, inductor
+    others           contenders besides ours: the split form, mm, eager, inductor
     tuning_records   the folder of a tuning database to take plans from
     use_pretuned     whether plans of the package's own records are taken
+    form             of ours: auto, fused or split
     progress         called with each finished row
 
-    Errors of a row are recorded in the row.  Raises SuiteError for unknown names, TargetError without a GPU, DatabaseError
-    for tuning_records that are no database.
+    Errors of a row are recorded in the row.  Raises SuiteError for unknown names, PlanError for an unknown form,
+    TargetError without a GPU, DatabaseError for tuning_records that are no database.
     """
     chosen = suites.select(suites.load(suite_file), suite, rows)
-    records = Records(None if tuning_records is None else str(tuning_records), use_pretuned)
+    check_form(form)
+    records = Records(None if tuning_records is None else str(tuning_records), use_pretuned, form)
     settings = _Settings(target, range(seeds), inductor, inductor_budget, tuple(others), records)
     _validate(settings, timed)
     report = new_report(timing.PROTOCOL if timed else "not timed")
@@ -123,7 +127,10 @@ def _time_row(row: Row, check: RowCheck, settings: _Settings, result: RowResult)
         return
     with torch.no_grad():
         if check.fused and check.passed is not False:
-            result.ours_us = _guarded(result, "ours", lambda: _time_ours(row, settings, sets))
+            result.ours_us = _guarded(result, "ours", lambda: _time_ours(row, settings.target, settings.records, sets))
+        if "split" in settings.others:
+            split = replace(settings.records, form="split")
+            result.split_us = _guarded(result, "split", lambda: _time_split(row, settings.target, split, sets))
         if "mm" in settings.others:
             result.mm_us = _guarded(result, "mm", lambda: timing.time_call(contenders.mm_call, sets))
         if "eager" in settings.others:
@@ -135,15 +142,27 @@ def _time_row(row: Row, check: RowCheck, settings: _Settings, result: RowResult)
     torch.cuda.empty_cache()
 
 
-def _time_ours(row: Row, settings: _Settings, sets: list[list[torch.Tensor]]) -> float:
-    kernel = compile_row(row, parse_target(settings.target), settings.records)
+def _time_ours(row: Row, target: str, records: Records, sets: list[list[torch.Tensor]]) -> float:
+    kernel = compile_row(row, parse_target(target), records)
     if isinstance(kernel, Refusal):
         raise RuntimeError(f"refused, but was fused in the check: {kernel}")
     out = new_output(row, "cuda")
     return timing.time_call(lambda *inputs: kernel.run(list(inputs), out), sets)
 
 
-def _guarded(result: RowResult, name: str, measure: Callable[[], float]) -> float | None:
+def _time_split(row: Row, target: str, records: Records, sets: list[list[torch.Tensor]]) -> float | None:
+    """Time of a row's split form if it is right; None for a row without one."""
+    kernel = compile_row(row, parse_target(target), records)
+    if isinstance(kernel, Refusal) or kernel.via != "split":
+        return None
+    report = run_seed(row, kernel, 0, "cuda")
+    if not report["passed"]:
+        raise RuntimeError(f"error {report['error']:.3g}, eager's {report['eager_error']:.3g}")
+    out = new_output(row, "cuda")
+    return timing.time_call(lambda *inputs: kernel.run(list(inputs), out), sets)
+
+
+def _guarded(result: RowResult, name: str, measure: Callable[[], float | None]) -> float | None:
     try:
         return measure()
     except Exception as error:  # one contender's error must not cost the others their times

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tvm_comfuse.cli.common import Pretuned, TuningRecords, console, start
+from tvm_comfuse.cli.common import FormOption, Pretuned, TuningRecords, console, start
 from tvm_comfuse.output import check_output
 
 
@@ -24,8 +24,9 @@ def bench(
     check_only: Annotated[bool, typer.Option("--check-only", help="Check the numbers and time nothing.")] = False,
     tuning_records: TuningRecords = None,
     pretuned: Pretuned = True,
+    form: FormOption = "auto",
 ) -> None:
-    """Check and time our kernels next to a bare matrix product, eager PyTorch and TorchInductor, in one process."""
+    """Check and time our kernels next to their split form, a bare product, eager PyTorch and TorchInductor, in one process."""
     start()
     if json is not None:
         check_output(json)
@@ -39,6 +40,7 @@ def bench(
             f"{name} {value:.1f} us"
             for name, value in (
                 ("ours", result.ours_us),
+                ("split", result.split_us),
                 ("mm", result.mm_us),
                 ("eager", result.eager_us),
                 ("inductor", result.inductor_us),
@@ -60,5 +62,6 @@ def bench(
         timed=not check_only,
         tuning_records=tuning_records,
         use_pretuned=pretuned,
+        form=form,
         progress=show,
     )

@@ -23,6 +23,9 @@ TuningRecords = Annotated[
 Pretuned = Annotated[
     bool, typer.Option("--pretuned/--no-pretuned", help="Use the measured plans that come with the package.")
 ]
+FormOption = Annotated[
+    str, typer.Option("--form", help="auto, fused or split: one kernel a cluster, two, or what takes less time.")
+]
 PlansFile = Annotated[
     Path | None, typer.Option("--plans", help="JSON: {matmul name: plan}, as `explain --json` prints them.")
 ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_comfuse.cli.common import (
+    FormOption,
     JsonFlag,
     Model,
     PlansFile,
@@ -38,6 +39,7 @@ def compile_(
     plans: PlansFile = None,
     tuning_records: TuningRecords = None,
     pretuned: Pretuned = True,
+    form: FormOption = "auto",
     json: JsonFlag = False,
 ) -> None:
     """Compile a model to a shared library and report each kernel's registers, spills and shared memory."""
@@ -51,6 +53,7 @@ def compile_(
         plans=read_plans(plans),
         tuning_records=tuning_records,
         use_pretuned=pretuned,
+        form=form,
         dump=dump,
     )
     explanation = compiled.explanation

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tvm_comfuse.cli.common import JsonFlag, Model, Pretuned, TargetOption, TuningRecords, console, print_json, start
+from tvm_comfuse.cli.common import (
+    FormOption,
+    JsonFlag,
+    Model,
+    Pretuned,
+    TargetOption,
+    TuningRecords,
+    console,
+    print_json,
+    start,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from tvm_comfuse.explanation import Explanation
+    from tvm_comfuse.explanation import Explanation, MatmulExplanation
 
 
 def explain(
@@ -18,13 +28,14 @@ def explain(
     target: TargetOption = "h200",
     tuning_records: TuningRecords = None,
     pretuned: Pretuned = True,
+    form: FormOption = "auto",
     json: JsonFlag = False,
 ) -> None:
     """Say for each matmul whether it is fused, with which plan, and why not."""
     start()
     from tvm_comfuse.explanation import explain as explain_model
 
-    explanation = explain_model(model, target, tuning_records=tuning_records, use_pretuned=pretuned)
+    explanation = explain_model(model, target, tuning_records=tuning_records, use_pretuned=pretuned, form=form)
     if json:
         print_json(explanation.to_dict())
     else:
@@ -38,6 +49,8 @@ def show(out: Console, explanation: Explanation) -> None:
     for matmul in explanation.matmuls:
         if matmul.plan_source:
             out.print(f"{matmul.name} plan is {matmul.plan_source}")
+        if matmul.times:
+            out.print(f"{matmul.name} {matmul.times}")
         for end in matmul.ends:
             out.print(f"{matmul.name} {end}")
     if explanation.note:
@@ -56,8 +69,17 @@ def table(explanation: Explanation) -> Table:
         result.add_row(
             matmul.name,
             " x ".join(map(str, matmul.shape)),
-            "yes" if matmul.fused else "no",
+            {"fused": "yes", "split": "split"}.get(matmul.form, "no"),
             matmul.operators,
-            matmul.plan.short() if matmul.plan else "-",
+            _plan(matmul),
         )
     return result
+
+
+def _plan(matmul: MatmulExplanation) -> str:
+    """The plan, or those of a split form's kernels."""
+    if matmul.plan is not None:
+        return matmul.plan.short()
+    if matmul.form == "split" and matmul.forms is not None:
+        return f"{matmul.forms.gemm.short()}; then {matmul.forms.rows.short()}"
+    return "-"

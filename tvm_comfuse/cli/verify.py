@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tvm_comfuse.cli.common import (
+    FormOption,
     JsonFlag,
     Model,
     PlansFile,
@@ -35,6 +36,7 @@ def verify(
     plans: PlansFile = None,
     tuning_records: TuningRecords = None,
     pretuned: Pretuned = True,
+    form: FormOption = "auto",
     json: JsonFlag = False,
 ) -> None:
     """Check every kernel of a model without a GPU: rules of the protocol, interleavings, error against float64."""
@@ -47,6 +49,7 @@ def verify(
         plans=read_plans(plans),
         tuning_records=tuning_records,
         use_pretuned=pretuned,
+        form=form,
         seeds=range(seeds),
     )
     if json:

@@ -90,7 +90,9 @@ def find_subject(
     row = _row(what)
     module = from_relax(OPS[row.op].relax_module(row.M, row.N, row.K, row.dtype)) if row else to_module(what)
     given = _by_name(plans, module, target)
-    fused, explanation = fuse(module, target, given, tuning_records=tuning_records, use_pretuned=use_pretuned)
+    fused, explanation = fuse(
+        module, target, given, tuning_records=tuning_records, use_pretuned=use_pretuned, form="fused"
+    )
     clusters = {gvar.name_hint: func for gvar, func in fused.functions_items() if is_cluster(func)}
     if not clusters:
         reasons = "; ".join(f"{matmul.name}: {matmul.reason}" for matmul in explanation.matmuls)

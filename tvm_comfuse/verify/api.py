@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tvm_comfuse.fusion import Plans, Records
     from tvm_comfuse.schedules.device import Device
     from tvm_comfuse.schedules.plan import Plan
+    from tvm_comfuse.schedules.rows import RowsPlan
 
 DEFAULT_SEEDS = (0, 1, 2)
 
@@ -23,7 +24,7 @@ DEFAULT_SEEDS = (0, 1, 2)
 class KernelVerification:
     """One kernel.
 
-    shape          [M, N, K], M "symbolic" if it is
+    shape          [M, N, K], of a kernel without a product [M, N]; M "symbolic" if it is
     checks         names of the static checks that ran, on the kernel itself and on its twin
     reduced        what is smaller in the twin: name -> [of the kernel, of the twin]
     interleavings  runs of the twin in the interpreter, each in another order
@@ -36,7 +37,7 @@ class KernelVerification:
 
     name: str
     shape: tuple[int | str, ...]
-    plan: Plan
+    plan: Plan | RowsPlan
     checks: tuple[str, ...]
     reduced: dict[str, tuple[Any, Any]]
     interleavings: int
@@ -98,6 +99,7 @@ def verify(
     plans: Plans | None = None,
     tuning_records: Records | None = None,
     use_pretuned: bool = True,
+    form: str = "auto",
     seeds: Sequence[int] = DEFAULT_SEEDS,
 ) -> VerifyReport:
     """Verify every kernel that ``tvm_comfuse.compile`` would make of a model.  Needs no GPU and compiles nothing.
@@ -117,7 +119,7 @@ def verify(
     if device is None:
         raise TargetError("a Hopper GPU, which kernels are made for", name_of(parsed), "use the target h200 or h100")
     mod = to_module(model, example_args)
-    fused, _ = fuse(mod, parsed, plans, tuning_records=tuning_records, use_pretuned=use_pretuned)
+    fused, _ = fuse(mod, parsed, plans, tuning_records=tuning_records, use_pretuned=use_pretuned, form=form)
     clusters = {gvar.name_hint: func for gvar, func in fused.functions_items() if is_cluster(func)}
     return VerifyReport(
         name_of(parsed), tuple(verify_kernel(name, clusters[name], device, seeds) for name in sorted(clusters))
@@ -127,19 +129,20 @@ def verify(
 def verify_kernel(
     name: str, func: PrimFunc, device: Device, seeds: Sequence[int] = DEFAULT_SEEDS
 ) -> KernelVerification:
-    """One scheduled cluster.  Raises PlanError if it has no twin, LoweringError if it is not canonical."""
-    from tvm_comfuse.schedules.apply import plan_of
-    from tvm_comfuse.schedules.spec import analyze
+    """One scheduled cluster or rows function.  Raises PlanError if it has no twin, LoweringError if it is not canonical."""
+    from tvm_comfuse.schedules.plan import Plan
+    from tvm_comfuse.schedules.rows import kernel_plan_of, spec_of
+    from tvm_comfuse.schedules.spec import ClusterSpec
     from tvm_comfuse.tir_passes.lower import lower
     from tvm_comfuse.verify.dynamic import Exploration, explore, interleavings, random_inputs
     from tvm_comfuse.verify.inexact import of_plan
     from tvm_comfuse.verify.interpreter import Program, UnsupportedError
-    from tvm_comfuse.verify.reference import EXACT, reference
+    from tvm_comfuse.verify.reference import reference
     from tvm_comfuse.verify.static import CHECKS, check
     from tvm_comfuse.verify.static.index import index_of
     from tvm_comfuse.verify.twin import twin
 
-    spec = analyze(func)
+    spec = spec_of(func)
     small = twin(func, device)
     kernel = lower(small.func, f"{name}_twin")
     findings, unsupported = [*check(lower(func, name), device), *check(kernel, device)], ""
@@ -148,14 +151,20 @@ def verify_kernel(
         inputs = random_inputs(small.func, small.rows, len(spec.outputs), min(seeds, default=0))
         try:
             orders = list(interleavings(Program(kernel), index_of(kernel).ctas, seeds))
-            exact, coarse = (reference(small.func, inputs, each) for each in (EXACT, of_plan(small.plan, spec)))
+            exact, coarse = reference(small.func, inputs), None
+            if isinstance(spec, ClusterSpec) and isinstance(small.plan, Plan):
+                coarse = reference(small.func, inputs, of_plan(small.plan, spec))
             runs = explore(kernel, inputs, exact, orders, coarse)
         except UnsupportedError as error:
             unsupported = str(error)
     return KernelVerification(
         name=name,
-        shape=(spec.m if spec.m is not None else "symbolic", spec.n, spec.k),
-        plan=plan_of(func),
+        shape=(
+            spec.m if spec.m is not None else "symbolic",
+            spec.n,
+            *([spec.k] if isinstance(spec, ClusterSpec) else []),
+        ),
+        plan=kernel_plan_of(func),
         checks=tuple(CHECKS),
         reduced=small.reduced,
         interleavings=runs.runs,

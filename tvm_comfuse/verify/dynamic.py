@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from tvm_comfuse.schedules.rows import is_rows
 from tvm_comfuse.verify.finding import Finding
 from tvm_comfuse.verify.interpreter import Program
 
@@ -129,7 +130,7 @@ def random_inputs(func: Any, rows: int, outputs: int, seed: int) -> list[Array]:
         values = rng.standard_normal(shape) + 0.5
         if position == 0:
             values[np.arange(shape[0]) // WARP_ROWS % 2 == 1] -= 0.5
-        scale = shape[-1] ** -0.5 if position == 1 else 1.0
+        scale = shape[-1] ** -0.5 if position == 1 and not is_rows(func) else 1.0
         arrays.append((values * scale).astype(numpy_dtype(str(param.dtype))))
     return arrays
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tvm
 
-from tvm_comfuse.schedules.apply import plan_of
+from tvm_comfuse.schedules.rows import kernel_plan_of
 from tvm_comfuse.worker import Limits, Worker, first_launch
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class FirstLaunches:
 
     def check(self, name: str, func: PrimFunc, rows: int, seed: int = 0) -> FirstLaunch:
         """Launches a scheduled cluster with `rows` rows.  Never raises for what the child does."""
-        result = FirstLaunch(name, rows, plan=plan_of(func).to_dict())
+        result = FirstLaunch(name, rows, plan=kernel_plan_of(func).to_dict())
 
         def built(message: dict[str, Any]) -> None:
             result.source = message["source"]
@@ -89,7 +89,7 @@ def first_launches(model: Any, target: str | dict[str, Any] | Target = "cuda") -
     from tvm_comfuse.errors import TargetError
     from tvm_comfuse.fusion import fuse
     from tvm_comfuse.schedules.device import device_of
-    from tvm_comfuse.schedules.spec import analyze
+    from tvm_comfuse.schedules.rows import spec_of
     from tvm_comfuse.target import name_of, parse_target
     from tvm_comfuse.tir_passes.lower import is_cluster
     from tvm_comfuse.verify.twin import twin
@@ -106,4 +106,4 @@ def first_launches(model: Any, target: str | dict[str, Any] | Target = "cuda") -
                 first = launches.check(f"{gvar.name_hint}_twin", small.func, small.rows)
                 yield first
                 if not first.failure:
-                    yield launches.check(gvar.name_hint, func, analyze(func).m or small.rows)
+                    yield launches.check(gvar.name_hint, func, spec_of(func).m or small.rows)

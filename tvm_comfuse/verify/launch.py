@@ -11,7 +11,7 @@ import torch
 import tvm
 from tvm.target import Target
 
-from tvm_comfuse.schedules.spec import analyze
+from tvm_comfuse.schedules.rows import spec_of
 from tvm_comfuse.target import is_cuda
 from tvm_comfuse.verify.dynamic import allowed, numpy_dtype, random_inputs
 from tvm_comfuse.verify.reference import reference
@@ -97,7 +97,7 @@ class Judge:
 
     def __init__(self, func: Any, rows: int, seed: int, target: Target):
         self._device = "cuda" if is_cuda(target) else "cpu"
-        spec = analyze(func)
+        spec = spec_of(func)
         arrays = random_inputs(func, rows, len(spec.outputs), seed)
         self.inputs = {
             str(p.name): _guarded(array, self._device) for p, array in zip(func.params, arrays, strict=False)

@@ -14,11 +14,13 @@ import tvm
 from tvm import tirx
 
 from tvm_comfuse.errors import LoweringError
-from tvm_comfuse.schedules.spec import analyze, normal_forms
+from tvm_comfuse.schedules.rows import spec_of
+from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms
 from tvm_comfuse.verify.inexact import Inexact, Packing
 
 Array = np.ndarray
 EXACT = Inexact()
+EMPTY: Array = np.zeros(0)
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     tirx.Add: operator.add,
     tirx.Sub: operator.sub,
@@ -74,28 +76,28 @@ _CALLS: dict[str, Callable[..., Any]] = {
 def reference(func: tirx.PrimFunc, inputs: Sequence[Array], inexact: Inexact = EXACT) -> list[Array]:
     """The outputs in float64, in the order of the parameters.
 
-    func     canonical, scheduled or not
+    func     canonical, a rows function as well, scheduled or not
     inputs   one array for each parameter before the outputs, of any float dtype
     inexact  what is computed less exactly
     Raises LoweringError if the function is not canonical or has an operator that is not known here.
     """
-    spec, blocks = analyze(func), normal_forms(func)
+    spec, blocks = spec_of(func), normal_forms(func)
     values: dict[Any, Array] = {
         param: np.asarray(array, dtype=np.float64) for param, array in zip(func.params, inputs, strict=False)
     }
-    x, w = (values[param] for param in func.params[:2])
+    first, second = (values.get(param, EMPTY) for param in func.params[:2])
     parking = inexact.parking
     kept: Array | None = None
     under: Array | None = None
     with np.errstate(all="ignore"):
         for name, block in blocks.items():
-            if name == "gemm":
-                values[block.store.buffer] = x @ (w.T if spec.w_layout == "NK" else w)
+            if isinstance(spec, ClusterSpec) and name == "gemm":
+                values[block.store.buffer] = first @ (second.T if spec.w_layout == "NK" else second)
                 continue
             one_column = (
                 block.op is None and len(block.store.buffer.shape) == 2 and _is_one(block.store.buffer.shape[1])
             )
-            shape = (x.shape[0], 1 if one_column else spec.n)
+            shape = (first.shape[0], 1 if one_column else spec.n)
             seen = values
             if parking is not None and name in parking.readers:
                 carried = blocks[parking.block].store.buffer

@@ -21,12 +21,15 @@ from tvm_comfuse.row_reducers import REDUCERS
 from tvm_comfuse.schedules.apply import plan_of, schedule
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.schedules.spec import MERGE, MERGE_WITH, ClusterSpec, analyze, normal_forms
+from tvm_comfuse.schedules.rows import RowsPlan, analyze_rows, is_rows, rows_plan_of, with_rows_plan
+from tvm_comfuse.schedules.spec import MERGE, MERGE_WITH, ClusterSpec, RowsSpec, analyze, normal_forms
 from tvm_comfuse.schedules.timetable import least_slots
 from tvm_comfuse.verify.rewrite import map_expr
 
 #: CTAs that share a row, tiles of a row from which on a lane takes more than one partial, and steps of each warp group
 PARTS, SECOND_TURN, STEPS = 2, 5, 2
+#: CTAs of the twin of a rows kernel
+ROWS_CTAS = 2
 #: attributes of the original that its twin must not have
 _OWN = ("target", "global_symbol", "s_tir")
 
@@ -36,16 +39,18 @@ class Twin:
     """func: scheduled by plan; rows: M to run it with; reduced: what became smaller, (from, to) by name."""
 
     func: tirx.PrimFunc
-    plan: Plan
+    plan: Plan | RowsPlan
     rows: int
     reduced: dict[str, tuple[Any, Any]]
 
 
 def twin(func: tirx.PrimFunc, device: Device) -> Twin:
-    """The twin of a scheduled cluster.
+    """The twin of a scheduled cluster, or of a rows function with a plan.
 
     Raises PlanError if the reduced plan is not legal on the device, LoweringError if the function is not canonical.
     """
+    if is_rows(func):
+        return _rows_twin(func)
     spec, plan = analyze(func), plan_of(func)
     n, k, small = _columns(plan, spec), _depth(plan, spec), _plan(plan, spec)
     rows = _rows(small, spec)
@@ -56,6 +61,18 @@ def twin(func: tirx.PrimFunc, device: Device) -> Twin:
     sizes = {"M": (spec.m if spec.m is not None else "symbolic", rows), "N": (spec.n, n), "K": (spec.k, k)}
     sizes |= {name: (getattr(plan, name), getattr(small, name)) for name in ("cluster_n", "ctas")}
     return Twin(scheduled, small, rows, {name: pair for name, pair in sizes.items() if pair[0] != pair[1]})
+
+
+def _rows_twin(func: tirx.PrimFunc) -> Twin:
+    """Two CTAs and fewer rows, not all of them there in the last step."""
+    spec, plan = analyze_rows(func), rows_plan_of(func)
+    small = replace(plan, ctas=min(plan.ctas, ROWS_CTAS))
+    rows = (2 * small.ctas + 1) * small.rows - small.rows // 2
+    rows = rows if spec.m is None else min(rows, spec.m)
+    made = rebuild(func, spec, rows if spec.m is not None else None, spec.n, 0)
+    sizes = {"M": (spec.m if spec.m is not None else "symbolic", rows), "ctas": (plan.ctas, small.ctas)}
+    reduced = {name: pair for name, pair in sizes.items() if pair[0] != pair[1]}
+    return Twin(with_rows_plan(made, small), small, rows, reduced)
 
 
 def _parts(plan: Plan, spec: ClusterSpec) -> int:
@@ -91,8 +108,8 @@ def _rows(plan: Plan, spec: ClusterSpec) -> int:
     return rows - missing if spec.m is None else min(spec.m, rows - missing)
 
 
-def rebuild(func: tirx.PrimFunc, spec: ClusterSpec, m: int | None, n: int, k: int) -> tirx.PrimFunc:
-    """The canonical function of the same expressions for other extents; m None: symbolic.
+def rebuild(func: tirx.PrimFunc, spec: RowsSpec, m: int | None, n: int, k: int) -> tirx.PrimFunc:
+    """The canonical function of the same expressions for other extents; m None: symbolic.  Without a product k says nothing.
 
     Constants equal to 1 / N become those of the new N.
     """
@@ -101,7 +118,7 @@ def rebuild(func: tirx.PrimFunc, spec: ClusterSpec, m: int | None, n: int, k: in
 
 
 class _Maker:
-    def __init__(self, func: tirx.PrimFunc, spec: ClusterSpec, m: Any, n: int, k: int):
+    def __init__(self, func: tirx.PrimFunc, spec: RowsSpec, m: Any, n: int, k: int):
         self.func, self.spec, self.m, self.n, self.k = func, spec, m, n, k
         self.tensors: dict[Any, Any] = {}
         shapes = {"tile": (m, n), "col": (n,), "scalar": (1,)}
@@ -110,11 +127,16 @@ class _Maker:
         for index, param in enumerate(func.params):
             if index in outputs:
                 continue
-            if index < 2:
-                shape: Any = (m, k) if index == 0 else ((n, k) if spec.w_layout == "NK" else (k, n))
+            if index not in kinds:
+                shape: Any = (m, k) if index == 0 else ((n, k) if self._transposed else (k, n))
             else:
                 shape = shapes.get(kinds[index], (m, 1) if len(param.shape) == 2 else (m,))
             self.tensors[param] = te.placeholder(shape, str(param.dtype), str(param.name))
+
+    @property
+    def _transposed(self) -> bool:
+        """Whether w is [N, K]."""
+        return isinstance(self.spec, ClusterSpec) and self.spec.w_layout == "NK"
 
     def make(self) -> tirx.PrimFunc:
         """Every block in order."""
@@ -128,7 +150,7 @@ class _Maker:
         if name == "gemm":
             x, w = (self.tensors[param] for param in self.func.params[:2])
             along = te.reduce_axis((0, self.k), "k")
-            at = (lambda j: (j, along)) if self.spec.w_layout == "NK" else (lambda j: (along, j))
+            at = (lambda j: (j, along)) if self._transposed else (lambda j: (along, j))
             return te.compute(
                 (self.m, self.n),
                 lambda i, j: te.sum(x[i, along].astype("float32") * w[at(j)].astype("float32"), axis=along),

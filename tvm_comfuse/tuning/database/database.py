@@ -131,6 +131,7 @@ class Database:
         device_name: str = "",
         commit: str = "",
         label: str = "",
+        split_us: float | None = None,
     ) -> Record:
         """Add a measured schedule of a function; when this returns, it is on the disk.
 
@@ -172,6 +173,7 @@ class Database:
             device_name=device_name,
             commit=commit,
             label=label,
+            split_us=split_us,
         )
         entry = Entry(workload_line(compact(list(stock.workload.as_json()))), payload, "", evidence.to_dict())
         record = Record(binding, entry)

@@ -89,6 +89,7 @@ class Evidence:
     device_name  as the driver calls the device, "" if not known
     commit       of the measured source, "" if not known
     label        for people, e.g. the row of a suite
+    split_us     microseconds of the cluster's split form on the same device, None if it was not measured
     """
 
     device: str
@@ -101,10 +102,14 @@ class Evidence:
     device_name: str = ""
     commit: str = ""
     label: str = ""
+    split_us: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """A dictionary of plain JSON values."""
-        return {**asdict(self), "plan": self.plan.to_dict() if self.plan else None}
+        """A dictionary of plain JSON values; ``split_us`` is there only if it is known."""
+        values = {**asdict(self), "plan": self.plan.to_dict() if self.plan else None}
+        if self.split_us is None:
+            del values["split_us"]
+        return values
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Evidence:
@@ -146,6 +151,12 @@ class Record:
         times = self.entry.payload[1]
         good = isinstance(times, list) and times and all(_is_time(value) for value in times)
         return float(statistics.median(times)) if good else math.inf
+
+    @property
+    def both_us(self) -> tuple[float, float] | None:
+        """Microseconds of the record's kernel and of the cluster's split form; None if that was not measured."""
+        split = self.evidence.split_us if self.evidence else None
+        return (self.seconds * 1e6, split) if split is not None and _is_time(split) else None
 
     @cached_property
     def plan(self) -> Plan | None:

@@ -19,10 +19,12 @@ LAUNCH_PARAMS, COOPERATIVE = "tirx.kernel_launch_params", "tirx.use_cooperative_
 
 
 def check(index: KernelIndex, scene: Scene, device: Device) -> Iterator[Finding]:
-    """One wave, and a grid exchange that ends."""
+    """One wave of kernels whose CTAs each fill an SM, and a grid exchange that ends."""
     size = index.cluster_size
     clusters, resident = index.ctas // size, device.clusters(size)
-    if clusters > resident:
+    # a kernel without products, that of a rows function, has small CTAs, of which none waits for another
+    fills = bool(index.takes("grid")) or any(instruction.is_product for instruction in index.instructions)
+    if clusters > resident and fills:
         waves = -(-clusters // resident) if resident else 0
         text = (
             f"{clusters} clusters of {size} CTAs are launched and {device.name} runs {resident} at once: {waves} waves"
