@@ -355,7 +355,7 @@ def test_bindings_are_what_folders_say(database: Database, func: Any, target: An
     commit(database, func)
     (binding,) = database.bindings()
     assert binding == Binding.of(target)
-    assert binding.folder == database.directory(target).name == "sm_90a-h200.kernel1.tvm0.27.0"
+    assert binding.folder == database.directory(target).name == "sm_90a-h200.kernel2.tvm0.27.0"
     assert Binding.of(tvm_comfuse.parse_target("cuda -arch=sm_90a")) == binding
 
 

@@ -103,8 +103,10 @@ def _parking(plan: Plan, spec: ClusterSpec) -> Parking:
 
 
 def _coarse_tanh(value: Array) -> Array:
-    """With the largest error, of another sign in every fourth value: neither a sum over a row nor what differs between its values
-    is spared."""
+    """With the largest error, of another sign in every fourth value.
+
+    Neither a sum over a row nor what differs between its values is spared.
+    """
     sign = 1.0 - 2.0 * (np.arange(np.size(value)).reshape(np.shape(value)) % 4 == 0)
     return np.tanh(value) * (1.0 + sign * TANH_ERROR)
 
