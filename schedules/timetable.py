@@ -13,12 +13,9 @@ from .plan import Plan
 
 #: slots between sending partials and taking those of others: they must have had time to arrive; a short main loop has fewer
 EXCHANGE_SLOTS, LEAST_EXCHANGE_SLOTS = 3, 2
-#: slots before the end of a main loop at which operands of the head are asked for, if there is no room for one slot a box and
-#: one more
+#: slots before the end of a main loop at which operands of the head are asked for, all at once; without deferred work there are
+#: registers for them sooner, a box a slot
 EARLY_SLOTS, LEAST_EARLY_SLOTS = 2, 1
-#: slots between the deferred work and the early operands, if these have more than the slots above: in one piece of code ptxas
-#: mixes both and spills registers
-BETWEEN = 2
 #: columns of a half box, half the width of a swizzled tile
 HALF_BOX = 32
 
@@ -49,7 +46,7 @@ def deferred_slots(tile_n: int, exchange: str) -> int:
 
 def early_slots(plan: Plan, k: int) -> int:
     """Slots of a main loop over ``k`` that are left when operands of the head are asked for."""
-    return _gaps(plan, k)[1] if plan.defer else min(_early_wished(plan), _slots(plan, k))
+    return _gaps(plan, k)[1] if plan.defer else min(plan.tile_n // (2 * HALF_BOX) + 1, _slots(plan, k))
 
 
 def timetable(plan: Plan, k: int) -> list[Part]:
@@ -66,15 +63,8 @@ def _gaps(plan: Plan, k: int) -> tuple[int, int]:
     """Slots in front of the deferred work, for the partials to arrive, and behind it, for operands of the head."""
     spare = _slots(plan, k) - 1 - _least_parts(plan.tile_n)
     wait = 0 if plan.exchange == "warp" else EXCHANGE_SLOTS
-    least = EARLY_SLOTS if spare >= wait + EARLY_SLOTS else LEAST_EARLY_SLOTS
-    # more than that only of slots that no half box needs for itself
-    left = _slots(plan, k) - 1 - wait - plan.tile_n // HALF_BOX - BETWEEN
-    early = max(least, min(left, _early_wished(plan)))
+    early = EARLY_SLOTS if spare >= wait + EARLY_SLOTS else LEAST_EARLY_SLOTS
     return min(wait, spare - early), early
-
-
-def _early_wished(plan: Plan) -> int:
-    return plan.tile_n // (2 * HALF_BOX) + 1
 
 
 def _slots(plan: Plan, k: int) -> int:

@@ -34,13 +34,15 @@ class Company:
     """What else a warp group does while its wgmmas run.
 
     first_slots, beside_first(k)  emitted beside each of the first slots, which are unrolled
-    last_slots, beside_last(k)    the same beside the last slots
+    before_last()                 emitted once, before the last slots
+    last_slots, beside_last(k)    emitted beside each of the last slots, which are unrolled then; None: nothing is
     """
 
     first_slots: int
     beside_first: Callable[[Expr], None]
     last_slots: int
-    beside_last: Callable[[Expr], None]
+    before_last: Callable[[], None]
+    beside_last: Callable[[Expr], None] | None
 
 
 class MainLoop:
@@ -103,8 +105,10 @@ class MainLoop:
             self._slot_and_more(cursor, step, k + first, _alone)
         # no condition in a loop leads there: what it brings would hold registers in every slot
         if last:
-            with unrolled(last, "k") as k:
-                self._slot_and_more(cursor, step, k + (slots - last), partial(company.beside_last, k))
+            company.before_last()
+            beside = company.beside_last
+            with (rolled if beside is None else unrolled)(last, "k") as k:
+                self._slot_and_more(cursor, step, k + (slots - last), _alone if beside is None else partial(beside, k))
         issued()
         kernel.stamps.begin("drain", step // kernel.geometry.steps_of_group)
         do(T.ptx.wgmma.wait_group.sync.aligned(0))

@@ -28,6 +28,10 @@ from tvm_comfuse.tir_passes.emit.stages import Action, RowValues, Stages
 Expr = Any
 
 
+def _nothing() -> None:
+    """Nothing comes before the last slots."""
+
+
 @dataclass
 class Steps:
     """Emits head and tail of a kernel's steps.
@@ -163,9 +167,11 @@ class Steps:
         head."""
         last = early_slots(self.kernel.plan, self.spec.k) if self.early else 0
         parts = timetable(self.kernel.plan, self.spec.k) if self.parked else []
-        return Company(
-            len(parts), partial(self._beside_first, parts, step, use), last, partial(self._load_early, step, last)
-        )
+        first = partial(self._beside_first, parts, step, use)
+        if self.parked is not None:
+            at_once = partial(self._load_boxes, step, range(self.rows.fragment.boxes))
+            return Company(len(parts), first, last, at_once, None)
+        return Company(len(parts), first, last, _nothing, partial(self._load_early, step, last))
 
     def _beside_first(self, parts: list[Part], step: Expr, use: Expr, k: Expr) -> None:
         with when(use > 0):
@@ -262,7 +268,11 @@ class Steps:
 
     def _load_early(self, step: Expr, slots: int, k: Expr) -> None:
         """Asks for the early operands of some boxes, beside the k-th of the last slots: what comes all at once holds up the
-        tiles of the ring."""
+        tiles of the ring.
+
+        With a deferred tail that lost: the registers are free two slots before the end at the soonest, and what is asked for
+        in the last one comes late.
+        """
         boxes = self.rows.fragment.boxes
         for slot in range(min(slots, boxes)):
             with when(k == slot):
