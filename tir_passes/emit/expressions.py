@@ -131,7 +131,8 @@ class Rebinder:
         if isinstance(node, tirx.Var):
             return self.binding.variables.get(node, node)
         if isinstance(node, tirx.FloatImm):
-            return f32(float(node.value)) if str(node.ty) == "float32" else node
+            # TVM folds the conversion of a constant to half precision
+            return f32(float(node.value)) if str(node.ty) in ("float32", "bfloat16", "float16") else node
         if isinstance(node, tirx.IntImm):
             return node
         if isinstance(node, tirx.Cast):
