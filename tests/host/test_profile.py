@@ -245,3 +245,11 @@ def test_the_sums_are_the_whole_time(name: str) -> None:
         assert sum(share_of(role.kinds).values()) == pytest.approx(1.0)
     for cta, timeline in zip(summary.ctas, timelines(name), strict=True):
         assert sum(cta) == pytest.approx(timeline.cycles)
+
+
+@pytest.mark.parametrize(("name", "together"), [("deferred_grid", True), ("pingpong_grid", False)])
+def test_groups_of_a_tile_do_the_same_steps_and_others_take_turns(name: str, together: bool) -> None:
+    spans = [span for cta in timelines(name) for span in cta.spans if span.kind == "main loop"]
+    first, second = ({span.step for span in spans if span.lane == f"MMA group {group}"} for group in range(2))
+    assert min(first) == 0
+    assert first == second if together else not first & second

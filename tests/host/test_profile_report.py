@@ -30,7 +30,7 @@ SMALL = 100_000
 RAW = """==PROF== Connected to process 1 (python)
 ==PROF== Profiling "main_kernel" - 0: 0%....100% - 9 passes
 "ID","Process ID","Kernel Name","gpu__time_duration.sum",\
-"sm__inst_executed_pipe_tensor_op_gmma.avg.pct_of_peak_sustained_active",\
+"sm__pipe_tensor_op_gmma_cycles_active.avg.pct_of_peak_sustained_active",\
 "sm__inst_executed_pipe_tensor_op_hmma.avg.pct_of_peak_sustained_active","launch__registers_per_thread",\
 "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum","lts__throughput.avg.pct_of_peak_sustained_elapsed"
 "","","","us","%","%","register/thread","","%"

@@ -146,7 +146,8 @@ def test_a_result_before_the_reduction_keeps_its_shape() -> None:
 
 
 def test_the_faster_form_is_taken_and_both_times_are_told() -> None:
-    big = tvm_comfuse.explain(OPS["layer_norm"].relax_module(16384, 1024, 1024))
+    # no record has both times of this shape
+    big = tvm_comfuse.explain(OPS["layer_norm"].relax_module(16384, 1024, 1152))
     (matmul,) = big.matmuls
     assert matmul.fused
     assert matmul.forms is not None

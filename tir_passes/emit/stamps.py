@@ -67,7 +67,7 @@ class StampLayout:
 
     shape     [CTAs, lanes, steps, places] of the buffer, int32
     lanes     names in order; a role of several warp groups has a lane for each
-    stride    step = row x stride + warp group, for the lanes of MMA warp groups
+    stride    of the rows of an MMA warp group: it does every stride-th step of the CTA, or each of them (1)
     left_out  spans that found no place
     """
 

@@ -21,14 +21,18 @@ if TYPE_CHECKING:
 #: what is shown, and the names that versions of ncu have for it: the first that is there counts, and of several the largest
 TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("duration", (r"gpu__time_duration\.sum", r"gpu__time_duration\.avg")),
-    ("SM clock", (r"smsp__cycles_elapsed\.avg\.per_second", r"[a-z]+__cycles_elapsed\.avg\.per_second")),
+    ("SM clock", (r"smsp?__cycles_elapsed\.avg\.per_second", r"gpc__cycles_elapsed\.avg\.per_second")),
     (
         "tensor pipe",
         (
-            r"sm__inst_executed_pipe_tensor\w*\.avg\.pct_of_peak_sustained_active",
             r"sm__pipe_tensor\w*_cycles_active\.avg\.pct_of_peak_sustained_active",
-            r"sm__(inst_executed_)?pipe_tensor\w*\.avg\.pct_of_peak_sustained_elapsed",
+            r"sm__pipe_tensor\w*\.avg\.pct_of_peak_sustained_elapsed",
         ),
+    ),
+    (
+        # of the rate at which such instructions could be issued; a wgmma keeps the pipe busy for long
+        "tensor instructions issued",
+        (r"sm__inst_executed_pipe_tensor\w*\.avg\.pct_of_peak_sustained_(active|elapsed)",),
     ),
     ("issue slots busy", (r"sm__inst_issued\.avg\.pct_of_peak_sustained_active", r"sm__issue_active\.avg\.pct\w*")),
     ("instructions a cycle", (r"sm__inst_executed\.avg\.per_cycle_active",)),
@@ -51,6 +55,7 @@ _SECTIONS = (
 )  # fmt: skip
 #: asked for besides; a version that does not know them is asked again without
 _EXTRA = (
+    "sm__cycles_elapsed.avg.per_second",
     "regex:sm__(inst_executed_)?pipe_tensor",
     "regex:l1tex__data_(bank_conflicts|pipe_lsu_wavefronts)_.*mem_shared",
 )

@@ -76,7 +76,7 @@ def _spans(words: Array, lane: int, entry: int, layout: StampLayout) -> Iterator
             place = site.place + 2 * at
             for row in np.flatnonzero((words[:, place] != 0) & (words[:, place + 1] != 0)):
                 begin, end = (int(words[row, place + side]) - entry & _WORD for side in (0, 1))
-                yield Span(name, site.kind, site.number + at, int(row) * stride + group, begin, end)
+                yield Span(name, site.kind, site.number + at, int(row) * stride + group % stride, begin, end)
 
 
 @dataclass(frozen=True)
