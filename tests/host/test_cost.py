@@ -57,7 +57,7 @@ def test_close_to_the_measured_plans() -> None:
 
 
 def warm(row: dict[str, Any]) -> float:
-    """Microseconds of the last measurement.  The first ones of a workload's plans came while the board grew warm, one by one."""
+    """Microseconds of the last measurement: the first ones were taken while the board grew warm, one plan after the other."""
     return row.get("again", row["us"])
 
 
