@@ -101,8 +101,9 @@ class MainLoop:
         if first:
             with unrolled(first, "k") as k:
                 self._slot_and_more(cursor, step, k, partial(company.beside_first, k))
-        with rolled(slots - first - last, "k") as k:
-            self._slot_and_more(cursor, step, k + first, _alone)
+        if slots > first + last:
+            with rolled(slots - first - last, "k") as k:
+                self._slot_and_more(cursor, step, k + first, _alone)
         # no condition in a loop leads there: what it brings would hold registers in every slot
         if last:
             company.before_last()
