@@ -7,9 +7,10 @@ failed.  It reads block bodies only, so it takes a function before and after sch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
@@ -56,12 +57,14 @@ class Reduction:
     merge, merge_with  set on the second reduction of a pair whose partials can be exchanged together with those of the
                        first (block name ``merge_with``): ``moments`` (sum, centred squares) or ``softmax`` (maximum,
                        sum of exponentials)
+    of_carried         it reduces the carried value itself, and not something that is computed from it
     """
 
     block: str
     op: str
     merge: str | None = None
     merge_with: str | None = None
+    of_carried: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -392,7 +395,8 @@ class Analysis:
                     f"{MERGE} one of {list(MERGE_OPS)} and {MERGE_WITH} an earlier reduction", f"{merge}, {first}"
                 )
             check_pair(merge, self.blocks[first], block, self.n)
-        return Reduction(block.name, block.op, merge, first)
+        of_carried = isinstance(block.value, tvm.ir.TensorLoad) and block.value.source in self.made
+        return Reduction(block.name, block.op, merge, first, of_carried)
 
     def _output(self, block: Block, late: bool) -> Output:
         index = next((n for n, buffer in enumerate(self.params) if buffer.same_as(block.store.buffer)), None)

@@ -6,7 +6,7 @@ reduction, so each element goes its own way.
 
 from __future__ import annotations
 
-from .spec import ClusterSpec, Output, Stage, rounds
+from .spec import ClusterSpec, Output, Reduction, Stage, rounds
 
 
 def last_round(spec: ClusterSpec) -> int:
@@ -15,6 +15,18 @@ def last_round(spec: ClusterSpec) -> int:
     if not groups:
         return -1
     return next(at for at, stage in enumerate(spec.stages) if groups[-1][0] in stage.reductions)
+
+
+def parking_offset(spec: ClusterSpec) -> Reduction | None:
+    """The reduction near whose partial results a parked carried value lies.
+
+    It is the first of the last round's pair, if that reduces the carried value itself.
+    """
+    groups = rounds(spec)
+    pairs = [member.merge_with for member in groups[-1] if member.merge is not None] if groups else []
+    if not pairs:
+        return None
+    return next((each for each in groups[-1] if each.block == pairs[0] and each.of_carried), None)
 
 
 def tail_stages(spec: ClusterSpec) -> tuple[tuple[Output, ...], tuple[Stage, ...]]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tvm_comfuse.schedules.plan import EXCHANGE_SCOPES, Plan
 from tvm_comfuse.schedules.spec import analyze, rounds
-from tvm_comfuse.schedules.split import head_blocks, last_round, tail_blocks, tail_stages
+from tvm_comfuse.schedules.split import head_blocks, last_round, parking_offset, tail_blocks, tail_stages
 from tvm_comfuse.schedules.timetable import (
     EARLY_SLOTS,
     EXCHANGE_SLOTS,
@@ -97,3 +97,18 @@ def test_the_cut_by_hand() -> None:
     assert tail_blocks(two) == {"stage_0_out0", "stage_1_out0", "stage_1_out1"}
     assert last_round(spec_of("bias_gelu")) == -1
     assert (head_blocks(spec_of("bias_gelu")), tail_blocks(spec_of("bias_gelu"))) == (frozenset(), {"stage_0_out0"})
+
+
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [
+        ("layer_norm", "reduce_0"),
+        ("softmax_cap", "reduce_0"),
+        ("rms_residual", None),
+        # the moments are of the softmax, which is computed from the carried value and may be far from it
+        ("norm_of_softmax", None),
+    ],
+)
+def test_a_parked_value_lies_near_what_reduces_it_itself(name: str, block: str | None) -> None:
+    found = parking_offset(spec_of(name))
+    assert (found.block if found else None) == block

@@ -14,6 +14,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from tvm_comfuse.row_reducers import IDENTITY
+from tvm_comfuse.schedules.split import parking_offset
 from tvm_comfuse.schedules.tails import in_one_pass
 from tvm_comfuse.tir_passes.emit import moments
 from tvm_comfuse.tir_passes.emit.dsl import f32, registers, store, when
@@ -82,9 +83,12 @@ def _in_one_pass(
 
 
 def _second_pass(kernel: Any, stages: Stages, seconds: list[Any], number: Expr, parked: Any) -> None:
-    """The second reductions of pairs, about the first ones' results; the carried value is parked about these, too."""
+    """The second reductions of pairs, about the first ones' results; the carried value is parked about these, too, if they are
+    near it."""
     actions = []
-    if parked is not None:
+    if parked is not None and parking_offset(kernel.spec) is None:
+        actions += _park_whole(stages, parked)
+    elif parked is not None:
         stages.near = _near(kernel, stages, seconds[0], parked)
         actions.append(stages.park(parked))
     kernel.stamps.begin_round("second pass", number)

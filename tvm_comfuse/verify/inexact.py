@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.schedules.spec import ClusterSpec, rounds
-from tvm_comfuse.schedules.split import last_round, tail_blocks
+from tvm_comfuse.schedules.spec import ClusterSpec
+from tvm_comfuse.schedules.split import last_round, parking_offset, tail_blocks
 
 Array = np.ndarray
 #: relative error of tanh.approx (PTX ISA)
@@ -26,30 +26,29 @@ class Parking:
 
     block    that makes the carried value
     readers  blocks of the tail
-    first    the reduction whose part of the row gives the offset, "" if there is none; merge says how
+    merge    the kind of the pair of reductions of the carried value whose first gives the offset; None: there is none
     """
 
     block: str
     readers: frozenset[str]
-    first: str
     merge: str | None
     tile_n: int
     dtype: str
 
-    def kept(self, value: Array, reduced: Array | None) -> Array:
-        """`value` [M, N] as the tail finds it; `reduced` [M, N] is what `first` reduces."""
+    def kept(self, value: Array) -> Array:
+        """`value` [M, N] as the tail finds it."""
         from tvm_comfuse.verify.dynamic import numpy_dtype
 
         kept = np.empty_like(value)
         for start in range(0, value.shape[1], self.tile_n):
             part = np.s_[:, start : start + self.tile_n]
             offset: Any = 0.0
-            if reduced is not None:
-                offset = (np.mean if self.merge == "moments" else np.max)(reduced[part], axis=1, keepdims=True)
+            if self.merge is not None:
+                offset = (np.mean if self.merge == "moments" else np.max)(value[part], axis=1, keepdims=True)
                 offset = np.where(np.isfinite(offset), offset, 0.0)
                 if self.merge == "moments":
                     # rows around zero are parked as they are
-                    spread = np.var(reduced[part], axis=1, keepdims=True)
+                    spread = np.var(value[part], axis=1, keepdims=True)
                     offset = np.where(offset**2 <= spread, 0.0, offset)
             kept[part] = (value[part] - offset).astype(numpy_dtype(self.dtype)).astype(np.float64) + offset
         return kept
@@ -97,9 +96,9 @@ def of_llvm() -> Inexact:
 
 def _parking(plan: Plan, spec: ClusterSpec) -> Parking:
     carried = ["gemm", *(stage.carried for stage in spec.stages[: last_round(spec) + 1] if stage.carried)]
-    seconds = [member for member in rounds(spec)[-1] if member.merge is not None]
-    first, merge = (str(seconds[0].merge_with), seconds[0].merge) if seconds else ("", None)
-    return Parking(carried[-1], tail_blocks(spec), first, merge, plan.tile_n, spec.x_dtype)
+    first = parking_offset(spec)
+    merge = next((each.merge for each in spec.reductions if first and each.merge_with == first.block), None)
+    return Parking(carried[-1], tail_blocks(spec), merge, plan.tile_n, spec.x_dtype)
 
 
 def _coarse_tanh(value: Array) -> Array:

@@ -88,7 +88,6 @@ def reference(func: tirx.PrimFunc, inputs: Sequence[Array], inexact: Inexact = E
     first, second = (values.get(param, EMPTY) for param in func.params[:2])
     parking = inexact.parking
     kept: Array | None = None
-    under: Array | None = None
     with np.errstate(all="ignore"):
         for name, block in blocks.items():
             if isinstance(spec, ClusterSpec) and name == "gemm":
@@ -101,12 +100,10 @@ def reference(func: tirx.PrimFunc, inputs: Sequence[Array], inexact: Inexact = E
             seen = values
             if parking is not None and name in parking.readers:
                 carried = blocks[parking.block].store.buffer
-                kept = parking.kept(values[carried], under) if kept is None else kept
+                kept = parking.kept(values[carried]) if kept is None else kept
                 seen = {**values, carried: kept}
             packing = inexact.packing if name in inexact.packing.blocks else None
             value = np.broadcast_to(_value(block.value, seen, _places(block, shape), inexact.calls, packing), shape)
-            if parking is not None and name == parking.first:
-                under = value
             result = value if block.op is None else _REDUCE[block.op](value, axis=1)
             values[block.store.buffer] = np.array(result, dtype=np.float64)
     return [values[func.params[output.index]] for output in spec.outputs]
