@@ -35,6 +35,7 @@ class Cluster:
     graph     of its expressions
     operands  every value that its nodes may read; Node.index counts into it
     outputs   in the order of their stages
+    stored    values that are variables of the model, with the dtypes that they have there
     """
 
     anchor: Anchor
@@ -43,6 +44,7 @@ class Cluster:
     graph: Graph
     operands: tuple[Operand, ...]
     outputs: tuple[Output, ...]
+    stored: frozenset[tuple[Node, str]] = frozenset()
 
     @property
     def kind(self) -> str:

@@ -153,7 +153,9 @@ def grow(flow: Dataflow, anchor: Anchor, number: int, reductions: bool = True) -
         return None, [dead, *growth.refusals]
     flow.claim(number, growth.members, growth.inputs())
     names = tuple(op_name(flow.bindings[index].value) for index in growth.members)
-    cluster = Cluster(anchor, tuple(growth.members), names, growth.graph, tuple(growth.operands.found), outputs)
+    stored = frozenset((value.node, value.dtype) for value in growth.values.values())
+    members, operands = tuple(growth.members), tuple(growth.operands.found)
+    cluster = Cluster(anchor, members, names, growth.graph, operands, outputs, stored)
     return cluster, growth.refusals
 
 

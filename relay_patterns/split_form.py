@@ -57,11 +57,12 @@ def split_form(cluster: Cluster) -> SplitForm:
 
 
 def _between(cluster: Cluster, dtype: str) -> Node:
-    """What the first stage carries, if it is no less exact in `dtype` than the product would be; else the product."""
+    """What the first stage carries, if the model rounds it to `dtype` as well and it is no less exact so than the product would
+    be; else the product, which the model has in `dtype`."""
     gemm = cluster.graph.gemm
     stages, _ = plan_stages(gemm, [output.node for output in cluster.outputs], cluster.anchor.columns)
     carried = stages[0].carried
-    if carried is None:
+    if carried is None or (carried, dtype) not in cluster.stored:
         return gemm
     for node in walk([carried]):
         wide = node.kind == "operand" and cluster.operands[node.index].dtype not in (dtype, cluster.anchor.dtype)

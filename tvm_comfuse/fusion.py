@@ -27,7 +27,8 @@ from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.target import is_cuda, name_of, parse_target
 from tvm_comfuse.tuning.database import Database, PlanSource, Record, best_plan, pretuned
 
-#: by matmul name, as ``explain`` gives it: a plan, its dictionary or its JSON text
+#: by matmul name, as ``explain`` gives it: a plan, its dictionary or its JSON text; or the word ``split``, for two kernels with
+#: the plans that are best known
 Plans = Mapping[str, "Plan | dict[str, Any] | str"]
 #: a tuning database or its folder
 Records = Database | str | Path
@@ -58,12 +59,12 @@ def fuse(
     DatabaseError for tuning_records that cannot be read.
     """
     check_form(form)
-    parsed = _parse(plans or {})
+    parsed, splits = _parse(plans or {})
     databases = _databases(tuning_records, use_pretuned)
-    decider = _Decider(target, parsed, databases, tell_default=tuning_records is not None, form=form)
+    decider = _Decider(target, parsed, databases, tell_default=tuning_records is not None, form=form, splits=splits)
     fused, reports = fuse_clusters(mod, decider.accept, decider.on_offer)
     matmuls = [report for discovery in reports.values() for report in discovery.matmuls]
-    _check_names(parsed, [report.name for report in matmuls])
+    _check_names({*parsed, *splits}, [report.name for report in matmuls])
     explained = tuple(decider.explained(matmul) for matmul in matmuls)
     return fused, Explanation(name_of(target), explained, planned_for="" if is_cuda(target) else H200.name)
 
@@ -75,6 +76,7 @@ class _Decider:
     accepted, sources  plans, and where they come from, by the identity of the matmul's report
     choices, records   the form of each cluster that has two, and the tuning record of its fused form, likewise
     tell_default       whether it is worth a word that no record answered
+    form, splits       wanted of all clusters; those whose split form is
     """
 
     target: Target
@@ -86,6 +88,7 @@ class _Decider:
     choices: dict[int, FormChoice] = field(default_factory=dict)
     records: dict[int, Record] = field(default_factory=dict)
     form: str = AUTO
+    splits: frozenset[str] = frozenset()
     offered: MatmulReport | None = None
 
     def on_offer(self, report: MatmulReport) -> None:
@@ -111,11 +114,13 @@ class _Decider:
         assert report.cluster is not None
         if report.cluster.kind != "gemm_reduce" or device is None:
             return None
+        wanted = SPLIT if report.name in self.splits else FUSED if report.name in self.plans else self.form
         split = make_split(report.cluster, device, lambda func: self._known(func)[0])
         if isinstance(split, Refusal):
+            if wanted == SPLIT:
+                raise PlanError(f"a split form of {report.name}", str(split), "ask for form auto or fused")
             return None
         known = fused if isinstance(fused, Refusal) else (analyze(fused), plan_of(fused))
-        wanted = FUSED if report.name in self.plans else self.form
         record = self.records.get(id(report))
         choice = self.choices[id(report)] = choose(wanted, known, split, device, record.both_us if record else None)
         return split if choice.chosen == SPLIT else None
@@ -234,12 +239,15 @@ def _device(target: Target) -> Device | None:
     return device_of(target) if is_cuda(target) else H200
 
 
-def _parse(plans: Plans) -> dict[str, Plan]:
+def _parse(plans: Plans) -> tuple[dict[str, Plan], frozenset[str]]:
+    """Plans by name, and the names whose split form is asked for."""
     hint = "take the plans of `comfuse explain --json`"
     if not isinstance(plans, Mapping):
         raise PlanError("plans by the names of their matmuls", type(plans).__name__, hint)
-    parsed = {}
+    parsed, splits = {}, frozenset(name for name, plan in plans.items() if plan == SPLIT)
     for name, plan in plans.items():
+        if name in splits:
+            continue
         if isinstance(plan, str):
             plan = Plan.from_json(plan)
         elif isinstance(plan, Mapping):
@@ -247,11 +255,11 @@ def _parse(plans: Plans) -> dict[str, Plan]:
         elif not isinstance(plan, Plan):
             raise PlanError(f"a plan, its dictionary or its JSON for {name}", f"{plan!r}"[:80], hint)
         parsed[name] = plan
-    return parsed
+    return parsed, splits
 
 
-def _check_names(plans: dict[str, Plan], names: list[str]) -> None:
-    unknown = sorted(set(plans) - set(names))
+def _check_names(wanted: set[str], names: list[str]) -> None:
+    unknown = sorted(wanted - set(names))
     if unknown:
         raise PlanError(
             f"plans for matmuls of the model ({', '.join(names) or 'it has none'})",

@@ -43,8 +43,7 @@ class Compiled:
     def __repr__(self) -> str:
         if self.explanation is None:
             return f"Compiled({name_of(self.target)})"
-        fused = sum(matmul.fused for matmul in self.explanation.matmuls)
-        return f"Compiled({name_of(self.target)}, {fused} of {len(self.explanation.matmuls)} matmuls fused)"
+        return f"Compiled({name_of(self.target)}, {self.explanation.summary})"
 
     def run(self, *inputs: Any) -> Any:
         """Call the model's ``main``.

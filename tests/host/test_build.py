@@ -72,7 +72,7 @@ def dynamic() -> tvm_comfuse.Compiled:
 def test_runs_on_the_cpu_with_right_numbers(dtype: torch.dtype) -> None:
     model, x = _block(dtype), _input(4, 5, dtype=dtype)
     compiled = tvm_comfuse.compile(model, "llvm", example_args=(x,))
-    assert repr(compiled) == "Compiled(llvm, 2 of 2 matmuls fused)"
+    assert repr(compiled) == "Compiled(llvm, 2 matmuls: 2 fused)"
     out = compiled.run(x)
     error, eager_error = _errors(out, model, x)
     assert out.dtype == dtype

@@ -228,7 +228,7 @@ def test_outputs_are_checked_before_the_work(
 @needs_compiler
 def test_compile_prints_a_table(comfuse: Any, model: Path, tmp_path: Path) -> None:
     text = comfuse("compile", f"{model}:build", "-o", tmp_path / "m.so").out
-    assert "2 of 2 matmuls fused" in text
+    assert "2 matmuls: 2 fused" in text
     assert "registers" in text
     assert "sm_90a" in text
 

@@ -142,6 +142,28 @@ def test_a_result_before_the_reduction_keeps_its_shape() -> None:
         assert check(found, expected, other).passed
 
 
+class Offset(torch.nn.Module):
+    """A product in half precision, then float32: what lies between them must not be rounded behind the offset."""
+
+    def __init__(self, dtype: torch.dtype, offset: float):
+        super().__init__()
+        self.linear, self.offset = torch.nn.Linear(64, 128, dtype=dtype), offset
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.linear(x).float() * 0.5 + self.offset
+        return y.softmax(-1), y - y.mean(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(("dtype", "offset"), [(torch.bfloat16, 1000.0), (torch.float16, 1e5)])
+def test_what_the_model_has_in_float32_is_not_rounded_between(dtype: torch.dtype, offset: float) -> None:
+    torch.manual_seed(0)
+    model, x = Offset(dtype, offset).eval(), torch.randn(24, 64).to(dtype)
+    got = tvm_comfuse.compile(model, "llvm", example_args=(x,), form=SPLIT).run(x)
+    with torch.no_grad():
+        for found, expected in zip(got, model(x), strict=True):
+            assert (found - expected).norm() < 5e-2 * expected.norm()
+
+
 # --- which form is taken ---------------------------------------------------------------------------------------------
 
 
@@ -177,6 +199,22 @@ def test_either_form_can_be_asked_for() -> None:
     assert fuse(module, TARGET, {chosen[FUSED].name: plan}, form=SPLIT)[1].matmuls[0].plan == plan
     with pytest.raises(PlanError, match="auto, fused, split"):
         fuse(module, TARGET, form="both")
+
+
+def test_the_word_split_in_the_place_of_a_plan() -> None:
+    module = from_relax(OPS["layer_norm"].relax_module(256, 1024, 1024))
+    name = fuse(module, TARGET)[1].matmuls[0].name
+    (matmul,) = fuse(module, TARGET, {name: SPLIT}, form=FUSED)[1].matmuls
+    assert matmul.form == SPLIT
+    with pytest.raises(PlanError, match="other"):
+        fuse(module, TARGET, {"other": SPLIT})
+
+
+def test_a_split_form_that_cannot_be_had_is_an_error() -> None:
+    module = from_relax(OPS["layer_norm"].relax_module(16, 65536, 64))
+    assert fuse(module, TARGET)[1].matmuls[0].forms is None
+    with pytest.raises(PlanError, match="split form of"):
+        fuse(module, TARGET, form=SPLIT)
 
 
 def test_a_cluster_without_reductions_has_one_form() -> None:

@@ -27,7 +27,11 @@ FormOption = Annotated[
     str, typer.Option("--form", help="auto, fused or split: one kernel a cluster, two, or what takes less time.")
 ]
 PlansFile = Annotated[
-    Path | None, typer.Option("--plans", help="JSON: {matmul name: plan}, as `explain --json` prints them.")
+    Path | None,
+    typer.Option(
+        "--plans",
+        help="JSON: the output of `explain --json`, or {matmul name: plan of the fused form, or the word split}.",
+    ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
@@ -49,7 +53,7 @@ def start() -> None:
 
 
 def read_plans(path: Path | None) -> dict[str, Any] | None:
-    """``{name: plan}``, or the whole output of ``explain --json``; None without a file.  Raises PlanError."""
+    """``{name: plan or "split"}``, or the whole output of ``explain --json``; None without a file.  Raises PlanError."""
     if path is None:
         return None
     try:
@@ -58,7 +62,9 @@ def read_plans(path: Path | None) -> dict[str, Any] | None:
         raise PlanError("a JSON file of plans", f"{path}: {error}", "write it from `comfuse explain --json`") from error
     if isinstance(values, dict) and isinstance(values.get("matmuls"), list):
         try:
-            return {matmul["name"]: matmul["plan"] for matmul in values["matmuls"] if matmul.get("plan")}
+            plans = {matmul["name"]: matmul["plan"] for matmul in values["matmuls"] if matmul.get("plan")}
+            chosen = {matmul["name"]: (matmul.get("forms") or {}).get("chosen") for matmul in values["matmuls"]}
+            return plans | {name: form for name, form in chosen.items() if form == "split"}
         except (AttributeError, KeyError, TypeError) as error:
             hint = "write it from `comfuse explain --json`"
             raise PlanError("matmuls with a name and a plan", f"{path}: {error}", hint) from error

@@ -71,9 +71,8 @@ def compile_(
             }
         )
         return
-    fused = sum(matmul.fused for matmul in explanation.matmuls)
     out = console()
-    out.print(f"{library}: {fused} of {len(explanation.matmuls)} matmuls fused")
+    out.print(f"{library}: {explanation.summary}")
     if reports:
         out.print(kernel_table(reports))
     if problem:
