@@ -110,6 +110,18 @@ def parameters(spec: ClusterSpec) -> Iterator[Refusal]:
         )
 
 
+def constant_reductions(spec: ClusterSpec) -> Iterator[Refusal]:
+    """Row reductions read something."""
+    for reduction in spec.reductions:
+        if not reduction.reads:
+            yield Refusal(
+                "constant-reduction",
+                "a row reduction must read the product or an operand; this one is of a constant",
+                {"block": reduction.block},
+                "leave the constant out of the model",
+            )
+
+
 # --- form of the plan: the other clauses compute with these values ----------------------------------------------------
 
 
@@ -323,6 +335,7 @@ CLUSTER_CLAUSES: tuple[Callable[[ClusterSpec], Iterator[Refusal]], ...] = (
     alignment,
     rows,
     parameters,
+    constant_reductions,
 )
 
 

@@ -58,6 +58,7 @@ class Reduction:
                        first (block name ``merge_with``): ``moments`` (sum, centred squares) or ``softmax`` (maximum,
                        sum of exponentials)
     of_carried         it reduces the carried value itself, and not something that is computed from it
+    reads              it reads something: TVM simplifies v - v to a constant
     """
 
     block: str
@@ -65,6 +66,7 @@ class Reduction:
     merge: str | None = None
     merge_with: str | None = None
     of_carried: bool = field(default=False, compare=False)
+    reads: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True)
@@ -396,7 +398,7 @@ class Analysis:
                 )
             check_pair(merge, self.blocks[first], block, self.n)
         of_carried = isinstance(block.value, tvm.ir.TensorLoad) and block.value.source in self.made
-        return Reduction(block.name, block.op, merge, first, of_carried)
+        return Reduction(block.name, block.op, merge, first, of_carried, bool(loads(block.value)))
 
     def _output(self, block: Block, late: bool) -> Output:
         index = next((n for n, buffer in enumerate(self.params) if buffer.same_as(block.store.buffer)), None)

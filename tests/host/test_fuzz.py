@@ -9,9 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+import tvm_comfuse
+from tvm_comfuse.build import to_module
+from tvm_comfuse.fusion import fuse
 from tvm_comfuse.refusal import Refusal
+from tvm_comfuse.schedules.device import H200
+from tvm_comfuse.target import parse_target
+from tvm_comfuse.tir_passes.lower import is_cluster, lower
 from tvm_comfuse.verify.faults import FAULTS
 from tvm_comfuse.verify.fuzz import Case, FuzzError, Outcome, run_case, script_of
 from tvm_comfuse.verify.fuzz import case as steps
@@ -20,6 +28,8 @@ from tvm_comfuse.verify.fuzz.case import Effort
 from tvm_comfuse.verify.fuzz.models import Model, Result, Step
 from tvm_comfuse.verify.fuzz.plans import Choice
 from tvm_comfuse.verify.fuzz.strategies import Example
+from tvm_comfuse.verify.interpreter import Program
+from tvm_comfuse.verify.static import check
 
 ROOT = Path(__file__).resolve().parents[2]
 FAILURES = ROOT / "tests" / "fuzz_failures"
@@ -120,6 +130,37 @@ def run(example: Example) -> Outcome:
     assert not outcome.rejected
     assert {"interpreter", "llvm", "module"} <= set(outcome.seconds)
     return outcome
+
+
+class Nothing(torch.nn.Module):
+    """TVM simplifies the difference to a constant: a result of it, and a row reduction that reads nothing."""
+
+    def __init__(self, reduced: bool):
+        super().__init__()
+        self.linear, self.reduced = torch.nn.Linear(64, 128, bias=False, dtype=torch.bfloat16), reduced
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return y + (y - y).mean(-1, keepdim=True) if self.reduced else (y - y) * 0.5
+
+
+def test_found_what_becomes_a_constant() -> None:
+    x = torch.randn(16, 64, dtype=torch.bfloat16)
+    model = Nothing(True).eval()
+    (matmul,) = tvm_comfuse.explain(model, "h200", example_args=(x,)).matmuls
+    assert not matmul.fused
+    assert "constant" in str(matmul.reason)
+    with torch.no_grad():
+        found = tvm_comfuse.compile(model, "llvm", example_args=(x,)).run(x)
+        torch.testing.assert_close(found, model(x), atol=0.02, rtol=0.02)
+    # for a CPU TVM fails at the store of a constant bfloat16, so the kernel alone
+    fused, _ = fuse(to_module(Nothing(False).eval(), (x,)), parse_target("h200"))
+    (func,) = (func for _, func in fused.functions_items() if is_cluster(func))
+    kernel = lower(func, "zeros")
+    assert check(kernel, H200) == []
+    shapes = [tuple(int(extent) for extent in param.shape) for param in func.params[:2]]
+    (out,) = Program(kernel).run([np.ones(shape, "bfloat16") for shape in shapes]).outputs.values()
+    assert not out.any()
 
 
 QUADS = Choice(quads=True, stores=7, operands=7)

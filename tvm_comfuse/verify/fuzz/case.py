@@ -120,6 +120,10 @@ class Outcome:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
+#: why a cluster that discovery makes may have no plan: more tensors than a kernel takes, and v - v, which nobody writes
+REFUSED = {"parameters", "constant-reduction"}
+
+
 class _RejectedError(Exception):
     """The example says nothing."""
 
@@ -231,8 +235,8 @@ class _Run:
 
     def scheduled(self, func: tirx.PrimFunc, spec: ClusterSpec) -> tirx.PrimFunc:
         reasons = {refusal.code for refusal in supported(spec)}
-        if reasons == {"parameters"}:
-            raise _RejectedError("parameters")
+        if reasons and reasons <= REFUSED:
+            raise _RejectedError(", ".join(sorted(reasons)))
         if reasons:
             self.fail("unsupported", f"discovery made a cluster that no plan fits: {sorted(reasons)}")
         if self.case.plan is None and self.choose is not None:
