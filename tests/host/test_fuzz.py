@@ -56,7 +56,7 @@ MET = {
     "ragged N": 30,
     "multicast": 20,
     "resident W": 30,
-    "deferred": 30,
+    "deferred": 25,
     "quads": 25,
     "fast math": 40,
     "dependent launch": 40,

@@ -7,6 +7,7 @@ generations.  Most of a batch are the best ones of different families; the rest 
 from __future__ import annotations
 
 import random
+import statistics
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -30,8 +31,10 @@ EPSILON = 0.25
 OF_A_FAMILY = 2
 
 T = TypeVar("T", bound=Hashable)
-#: from plans by promise, plans that are not to be taken, a number and chance: which ones to measure
-Choice = Callable[[Sequence[Plan], Sequence[Plan], int, random.Random], list[Plan]]
+#: plans in each batch that differ from the best one so far in depth and grid only: its family is worth knowing well
+KIN = 2
+#: from plans by promise, plans that are not to be taken, a number, chance and the best plan so far: which ones to measure
+Choice = Callable[[Sequence[Plan], Sequence[Plan], int, random.Random, Plan | None], list[Plan]]
 
 
 @lru_cache(maxsize=2**15)
@@ -71,12 +74,19 @@ def pick(
     return chosen + chance.sample(rest, min(size - len(chosen), len(rest)))
 
 
-def promising(ranked: Sequence[Plan], known: Sequence[Plan], size: int, chance: random.Random) -> list[Plan]:
-    """The search: `pick` by families of plans."""
-    return pick(ranked, known, family, size, chance)
+def promising(
+    ranked: Sequence[Plan], known: Sequence[Plan], size: int, chance: random.Random, best: Plan | None
+) -> list[Plan]:
+    """The search: the kin of the best plan, then `pick` by families of plans."""
+    taken = set(known)
+    own = None if best is None else family(best)
+    kin = [plan for plan in ranked if family(plan) == own and plan not in taken][: min(KIN, size)]
+    return kin + pick(ranked, [*known, *kin], family, size - len(kin), chance)
 
 
-def at_random(ranked: Sequence[Plan], known: Sequence[Plan], size: int, chance: random.Random) -> list[Plan]:
+def at_random(
+    ranked: Sequence[Plan], known: Sequence[Plan], size: int, chance: random.Random, best: Plan | None
+) -> list[Plan]:
     """What the search is compared with: any plans."""
     taken = set(known)
     rest = [plan for plan in ranked if plan not in taken]
@@ -94,6 +104,7 @@ class RankedSearch(ms.search_strategy.PySearchStrategy):
         super().__init__()
         self._device, self._model, self._seed, self._choose = device, model, seed, choose
         self._context: Any = None
+        self._best: tuple[float, Plan] | None = None
 
     def _initialize_with_tune_context(self, context: Any) -> None:
         """Remembers the context."""
@@ -125,13 +136,20 @@ class RankedSearch(ms.search_strategy.PySearchStrategy):
         leading = [plan for plan in self._first[:size] if plan not in self._proposed]
         ranked = [self._plans[n] for n in order]
         known = [*self._proposed, *leading]
-        chosen = leading + self._choose(ranked, known, size - len(leading), self._chance)
+        best = self._best[1] if self._best else None
+        chosen = leading + self._choose(ranked, known, size - len(leading), self._chance, best)
         self._proposed += chosen
         self._left -= len(chosen)
         return [candidate_for(self._context.mod, self._space, plan) for plan in chosen] or None
 
     def notify_runner_results(self, measure_candidates: list[Any], results: list[Any]) -> None:
-        """The cost model learns of them by itself."""
+        """Remembers the best plan; the cost model learns of them by itself."""
+        for candidate, result in zip(measure_candidates, results, strict=True):
+            if result.run_secs is None or (plan := plan_in(candidate.sch.trace)) is None:
+                continue
+            seconds = statistics.median(map(float, result.run_secs))
+            if self._best is None or seconds < self._best[0]:
+                self._best = (seconds, plan)
 
     def clone(self) -> Any:
         """One for another task."""
