@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from canonical_examples import EXAMPLES, Maker, inputs, references
 from tvm import te
 
@@ -17,7 +18,7 @@ from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.schedules.timetable import least_slots
 from tvm_comfuse.tir_passes.lower import lower
-from tvm_comfuse.verify.api import verify_kernel
+from tvm_comfuse.verify.api import verify, verify_kernel
 from tvm_comfuse.verify.dynamic import random_inputs
 from tvm_comfuse.verify.reference import reference
 from tvm_comfuse.verify.static import check
@@ -135,3 +136,21 @@ def test_the_error_of_fast_math_is_no_finding_in_a_float32_output() -> None:
     assert exact.errors[name] < exact.allowed[name] < 2e-5
     # tanh.approx is off by up to 2**-11
     assert 1e-4 < fast.errors[name] < 2.0**-11 < fast.allowed[name] < 2.0**-9
+
+
+class Offset(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = torch.nn.Linear(64, 128, dtype=torch.bfloat16), torch.nn.LayerNorm(128)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x).float() + 1000.0)
+
+
+def test_what_float32_loses_in_a_model_is_no_finding() -> None:
+    """The variance of numbers near 1,000 with a spread of 1: float32 has them to 2**-14."""
+    report = verify(Offset().eval(), "h200", example_args=(torch.randn(128, 64).bfloat16(),), seeds=(0,))
+    (kernel,) = report.kernels
+    assert kernel.passed, kernel.findings
+    (error,), (allowed,) = kernel.errors.values(), kernel.allowed.values()
+    assert 1e-5 < error < allowed < 1e-3

@@ -132,12 +132,12 @@ def verify_kernel(
     """One scheduled cluster or rows function.  Raises PlanError if it has no twin, LoweringError if it is not canonical."""
     from tvm_comfuse.schedules.plan import Plan
     from tvm_comfuse.schedules.rows import kernel_plan_of, spec_of
-    from tvm_comfuse.schedules.spec import ClusterSpec
+    from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms
     from tvm_comfuse.tir_passes.lower import lower
     from tvm_comfuse.verify.dynamic import Exploration, explore, interleavings, random_inputs
-    from tvm_comfuse.verify.inexact import of_plan
+    from tvm_comfuse.verify.inexact import of_float32, of_plan
     from tvm_comfuse.verify.interpreter import Program, UnsupportedError
-    from tvm_comfuse.verify.reference import reference
+    from tvm_comfuse.verify.reference import EXACT, reference
     from tvm_comfuse.verify.static import CHECKS, check
     from tvm_comfuse.verify.static.index import index_of
     from tvm_comfuse.verify.twin import twin
@@ -151,10 +151,11 @@ def verify_kernel(
         inputs = random_inputs(small.func, small.rows, len(spec.outputs), min(seeds, default=0))
         try:
             orders = list(interleavings(Program(kernel), index_of(kernel).ctas, seeds))
-            exact, coarse = reference(small.func, inputs), None
+            reasons = [of_float32(normal_forms(small.func))]
             if isinstance(spec, ClusterSpec) and isinstance(small.plan, Plan):
-                coarse = reference(small.func, inputs, of_plan(small.plan, spec))
-            runs = explore(kernel, inputs, exact, orders, coarse)
+                reasons.append(of_plan(small.plan, spec))
+            exact, *inexact = (reference(small.func, inputs, each) for each in (EXACT, *reasons))
+            runs = explore(kernel, inputs, exact, orders, inexact)
         except UnsupportedError as error:
             unsupported = str(error)
     return KernelVerification(

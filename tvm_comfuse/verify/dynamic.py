@@ -64,18 +64,18 @@ def explore(
     inputs: Sequence[Array],
     reference: Sequence[Array],
     orders: Sequence[Interleaving],
-    inexact: Sequence[Array] | None = None,
+    inexact: Sequence[Sequence[Array]] = (),
 ) -> Exploration:
     """Runs the whole grid once for each order and stops at the first that breaks a rule or gives wrong numbers.
 
     inputs     arrays of the parameters before the outputs
     reference  the float64 outputs
-    inexact    the same with what the plan computes less exactly (see verify.inexact), if it does
+    inexact    the same with what is computed less exactly, for one reason each (see verify.inexact)
     Raises UnsupportedError if the kernel has an instruction that the interpreter does not model.
     """
     program, result = Program(kernel), Exploration()
     besides = [
-        PLAN_ERRORS * error(coarse, exact) for coarse, exact in zip(inexact or reference, reference, strict=True)
+        PLAN_ERRORS * sum(error(coarse[number], exact) for coarse in inexact) for number, exact in enumerate(reference)
     ]
     for order in orders:
         run = program.run(list(inputs), seed=order.seed, slow=order.slow, max_steps=MAX_STEPS)

@@ -5,7 +5,7 @@ The difference to the exact reference is the error that a plan's choices bring; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +86,11 @@ def of_plan(plan: Plan, spec: ClusterSpec) -> Inexact:
         _parking(plan, spec) if plan.defer else None,
         Packing(tail_blocks(spec), spec.x_dtype) if plan.packed_tail else Packing(),
     )
+
+
+def of_float32(blocks: Iterable[str]) -> Inexact:
+    """What float32 brings: where a model subtracts numbers that are nearly the same, more than a rounding of the result."""
+    return Inexact(packing=Packing(frozenset(blocks), "float32"))
 
 
 def of_llvm() -> Inexact:
