@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.gpu.gpu_rows import SEEDS, SUITES, TARGET, edge
 from tvm_comfuse.bench.isolate import IsolatedChecks
 from tvm_comfuse.bench.ours import Records
-from tvm_comfuse.bench.suites import Row, load
+from tvm_comfuse.bench.suites import Row
 
-TARGET = "cuda"
-SEEDS = (0, 1, 2)
 #: also where the two kernels of the split form are faster, which test_split.py looks at
 FUSED = Records(form="fused")
-SUITES = [row for rows in load().values() for row in rows]
-
-
-def edge(name: str, op: str, M: int, N: int, K: int, dtype: str = "bfloat16") -> Row:
-    return Row("edge", name, op, M, N, K, dtype)
-
 
 EDGES = [
     edge("half", "layer_norm", 1024, 1024, 1024, "float16"),

@@ -7,25 +7,18 @@ from collections.abc import Iterator
 import pytest
 import tvm
 
+from tests.gpu.gpu_rows import SEEDS, SUITES, TARGET, edge
 from tvm_comfuse.bench.isolate import IsolatedChecks
 from tvm_comfuse.bench.ops import OPS
 from tvm_comfuse.bench.ours import Records
-from tvm_comfuse.bench.suites import Row, load
+from tvm_comfuse.bench.suites import Row
 from tvm_comfuse.frontend import from_relax
 from tvm_comfuse.fusion import fuse
 from tvm_comfuse.schedules.rows import is_rows
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.verify.gpu import FirstLaunches, Limits
 
-TARGET = "cuda"
-SEEDS = (0, 1, 2)
 SPLIT = Records(form="split")
-SUITES = [row for rows in load().values() for row in rows]
-
-
-def edge(name: str, op: str, M: int, N: int, K: int, dtype: str = "bfloat16") -> Row:
-    return Row("edge", name, op, M, N, K, dtype)
-
 
 EDGES = [
     edge("one_row", "layer_norm", 1, 768, 768),
