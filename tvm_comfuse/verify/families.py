@@ -25,14 +25,17 @@ _PINGPONG_QUADS = replace(
 @dataclass(frozen=True)
 class Family:
     """An operator of bench.ops with extents and a plan that exercise every role: the ring wraps, every warp group works
-    twice or more."""
+    twice or more.
+
+    plan  of the fused form; None for the rows function of the split form, whose plan follows from its extents
+    """
 
     name: str
     op: str
     m: int
     n: int
     k: int
-    plan: Plan
+    plan: Plan | None
 
     def cluster(self, target: Target) -> PrimFunc:
         """The scheduled function; for a target without kernels that of an H200, which runs on LLVM too.
@@ -40,13 +43,19 @@ class Family:
         Raises PlanError if the plan is not legal for the target's device.
         """
         from tvm_comfuse.bench.ops import OPS
+        from tvm_comfuse.forms import SPLIT
         from tvm_comfuse.frontend import from_relax
         from tvm_comfuse.fusion import fuse
+        from tvm_comfuse.schedules.rows import is_rows
         from tvm_comfuse.target import is_cuda, parse_target
         from tvm_comfuse.tir_passes.lower import is_cluster
 
         target = target if is_cuda(target) else parse_target("h200")
         module = from_relax(OPS[self.op].relax_module(self.m, self.n, self.k))
+        if self.plan is None:
+            split, _ = fuse(module, target, form=SPLIT)
+            (func,) = (func for _, func in split.functions_items() if is_cluster(func) and is_rows(func))
+            return func
         _, explanation = fuse(module, target)
         fused, _ = fuse(module, target, {explanation.matmuls[0].name: self.plan})
         (func,) = (func for _, func in fused.functions_items() if is_cluster(func))
@@ -123,4 +132,7 @@ FAMILIES = (
     Family("softmax", "softcap_softmax", 384, 128, 192, replace(_BASE, operands=())),
     Family("softmax_fast", "softcap_softmax", 384, 128, 192, replace(_BASE, operands=(), fast_math=True)),
     Family("elementwise", "bias_gelu", 384, 128, 192, replace(_BASE, operands=(), exchange="none", cluster_n=1)),
+    # a row in a warp, of which not all lanes have the last chunk, and a last CTA with a single row; a row in 16 warps
+    Family("rows_ragged", "layer_norm", 1057, 1000, 64, None),
+    Family("rows_softmax", "softcap_softmax", 77, 2312, 64, None),
 )
