@@ -22,7 +22,9 @@ from tvm_comfuse.bench.isolate import IsolatedChecks, Limits
 from tvm_comfuse.bench.ops import OPS
 from tvm_comfuse.bench.ours import OurKernel
 from tvm_comfuse.bench.report import BenchReport, RowResult
+from tvm_comfuse.bench.run import record_rounds
 from tvm_comfuse.bench.suites import Row, SuiteError
+from tvm_comfuse.bench.timing import Captured, in_turns
 from tvm_comfuse.errors import TargetError
 
 ROW = Row("mine", "small", "layer_norm", 48, 64, 32)
@@ -136,39 +138,105 @@ def test_the_worst_seed_is_reported() -> None:
 # --- TorchInductor ---------------------------------------------------------------------------------------------------
 
 
-def inductor(times: dict[str, float], budget: float = 1e9, level: str = "full") -> contenders.InductorResult:
-    """time_inductor with a timer that knows which setting is on, without compiling anything."""
+class Fixed(Captured):
+    """A contender that always takes the same time."""
+
+    def __init__(self, us: float):
+        super().__init__(None, 1, lambda: None)
+        self.us = us
+
+    def measure(self) -> float:
+        return self.us
+
+
+def inductor(times: dict[str, float], budget: float = 1e9, level: str = "full") -> RowResult:
+    """The settings of a level, captured by what knows which setting is on, without compiling anything."""
     import torch._inductor.config as config
 
-    def timer(call: Callable[..., Any], sets: Sequence[Sequence[torch.Tensor]]) -> float:
+    def capture(call: Callable[..., Any], sets: Sequence[Sequence[torch.Tensor]]) -> Captured:
         for name in reversed(contenders.INDUCTOR_SETTINGS):
             setting = contenders.INDUCTOR_SETTINGS[name]
             if all(config.get_config_copy()[key] == value for key, value in setting.items()):
                 if name not in times:
                     raise RuntimeError(f"no valid triton configs for {name}")
-                return times[name]
+                return Fixed(times[name])
         raise AssertionError("no setting is on")
 
-    op = OPS["bias"]
-    return contenders.time_inductor(op, [op.make_inputs(4, 8, 8)], level, budget, timer)
+    op, result = OPS["bias"], RowResult.of(ROW)
+    found = contenders.capture_inductor(op, [op.make_inputs(4, 8, 8)], level, budget, capture)
+    result.inductor = {name: each.why for name, each in found.items() if isinstance(each, contenders.Skipped)}
+    graphs = {f"inductor {name}": each.measure for name, each in found.items() if isinstance(each, Captured)}
+    record_rounds(result, in_turns(graphs))
+    return result
 
 
 def test_the_best_setting_of_inductor_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     times = {"default": 9.0, "coordinate-descent": 7.0, "max-autotune-no-epilogue": 8.0, "max-autotune-tma": 7.5}
     result = inductor(times)
-    assert (result.us, result.setting) == (7.0, "coordinate-descent")
-    assert list(result.tried) == list(contenders.INDUCTOR_SETTINGS)
-    assert {name: us for name, us in result.tried.items() if isinstance(us, float)} == times
-    assert "no valid triton configs" in str(result.tried["max-autotune"])
+    assert (result.inductor_us, result.inductor_setting) == (7.0, "coordinate-descent")
+    assert set(result.inductor) == set(contenders.INDUCTOR_SETTINGS)
+    assert {name: us for name, us in result.inductor.items() if isinstance(us, float)} == times
+    assert result.rounds["inductor default"] == [9.0, 9.0, 9.0]
+    assert "no valid triton configs" in str(result.inductor["max-autotune"])
 
 
 def test_inductor_keeps_to_its_level_and_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    assert inductor({}, level="none").tried == {}
+    assert inductor({}, level="none").inductor == {}
     failed = inductor({}, level="default")
-    assert (failed.us, failed.setting, list(failed.tried)) == (None, None, ["default"])
-    assert "not tried" in str(inductor({}, budget=-1.0).tried["max-autotune"])
+    assert (failed.inductor_us, failed.inductor_setting, list(failed.inductor)) == (None, None, ["default"])
+    assert "not tried" in str(inductor({}, budget=-1.0).inductor["max-autotune"])
+
+
+def test_settings_are_compiled_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a code object of its own, or PyTorch would take the first compilation for all of them."""
+    compiled: list[Any] = []
+
+    def keep(function: Any, **_: Any) -> Any:
+        compiled.append(function)
+        return function
+
+    monkeypatch.setattr(torch, "compile", keep)
+    inductor(dict.fromkeys(contenders.INDUCTOR_SETTINGS, 1.0))
+    assert len({id(function.__code__) for function in compiled}) == len(contenders.INDUCTOR_SETTINGS)
+    inputs = OPS["bias"].make_inputs(4, 8, 8)
+    assert all(torch.equal(function(*inputs), OPS["bias"].eager(*inputs)) for function in compiled)
+
+
+# --- turns -----------------------------------------------------------------------------------------------------------
+
+
+def test_contenders_take_turns_and_the_median_counts() -> None:
+    order: list[str] = []
+    times = {"ours": iter([5.0, 7.0, 6.0]), "mm": iter([1.0, 3.0, 2.0])}
+
+    def turn(name: str) -> Callable[[], float]:
+        def measure() -> float:
+            order.append(name)
+            return next(times[name])
+
+        return measure
+
+    result = RowResult.of(ROW)
+    record_rounds(result, in_turns({name: turn(name) for name in times}))
+    assert order == ["ours", "mm"] * 3
+    assert (result.ours_us, result.mm_us) == (6.0, 2.0)
+    assert result.rounds == {"ours": [5.0, 7.0, 6.0], "mm": [1.0, 3.0, 2.0]}
+
+
+def test_a_contender_that_fails_takes_no_further_turn() -> None:
+    def broken() -> float:
+        order.append("broken")
+        raise RuntimeError("an illegal memory access")
+
+    order: list[str] = []
+    result = RowResult.of(ROW)
+    record_rounds(result, in_turns({"split": broken, "mm": lambda: 2.0}))
+    assert order == ["broken"]
+    assert (result.split_us, result.mm_us) == (None, 2.0)
+    assert result.failure is not None
+    assert "split: RuntimeError: an illegal memory access" in result.failure
 
 
 def test_every_setting_exists_in_this_pytorch() -> None:

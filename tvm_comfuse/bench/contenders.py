@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tvm_comfuse.bench.ops import OpDef
-from tvm_comfuse.bench.timing import time_call
+from tvm_comfuse.bench.timing import Captured, capture
 
 #: Settings of TorchInductor by name.  A setting that a version of PyTorch lacks is left out of its patch.
 MAX = {"max_autotune": True, "coordinate_descent_tuning": True, "max_autotune_gemm_backends": "ATEN,TRITON"}
@@ -41,15 +42,6 @@ INDUCTOR_LEVELS: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass
-class InductorResult:
-    """The best time in microseconds and its setting, None if none worked; and every setting's time or error."""
-
-    us: float | None = None
-    setting: str | None = None
-    tried: dict[str, float | str] = field(default_factory=dict)
-
-
 def mm_call(h: torch.Tensor, w: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
     """The bare matrix product: a floor for what is fused with it."""
     return torch.mm(h, w.t())
@@ -60,48 +52,59 @@ def inductor_setting(name: str) -> Iterator[None]:
     """TorchInductor's configuration changed to a setting, and back."""
     import torch._inductor.config as config
 
-    known = {key: value for key, value in INDUCTOR_SETTINGS[name].items() if _has(config, key)}
-    torch._dynamo.reset()
-    try:
-        with config.patch(known):
-            yield
-    finally:
-        torch._dynamo.reset()
+    with config.patch({key: value for key, value in INDUCTOR_SETTINGS[name].items() if _has(config, key)}):
+        yield
 
 
-def time_inductor(
+@dataclass(frozen=True)
+class Skipped:
+    """A setting of TorchInductor that has no time, and why."""
+
+    why: str
+
+
+def capture_inductor(
     op: OpDef,
     sets: Sequence[Sequence[torch.Tensor]],
     level: str,
     budget: float,
-    timer: Callable[[Callable[..., Any], Sequence[Sequence[torch.Tensor]]], float] = time_call,
-) -> InductorResult:
-    """Compile and time `op.eager` at each setting of a level.
+    capture: Callable[[Callable[..., Any], Sequence[Sequence[torch.Tensor]]], Captured] = capture,
+) -> dict[str, Captured | Skipped]:
+    """`op.eager` compiled at each setting of a level, and captured over the sets.
 
     budget  seconds; once they are used no further setting is started (one that runs is not stopped: its compilers are
             threads and processes that do not stand being interrupted)
 
     A setting that fails is recorded with its error and never ends the run.
     """
-    result = InductorResult()
+    found: dict[str, Captured | Skipped] = {}
     start = time.monotonic()
     for name in INDUCTOR_LEVELS[level]:
         if time.monotonic() - start > budget:
-            result.tried[name] = f"not tried: the budget of {budget:g} s was used"
+            found[name] = Skipped(f"not tried: the budget of {budget:g} s was used")
             continue
         try:
             with inductor_setting(name), torch.no_grad():
-                compiled = torch.compile(op.eager, dynamic=False)
+                compiled = torch.compile(_anew(op.eager), dynamic=False)
                 # the compilation must happen while the configuration is patched
                 compiled(*sets[0])
-                us = timer(compiled, sets)
+                found[name] = capture(compiled, sets)
         except Exception as error:  # any error of another compiler is a result, not a reason to stop
-            result.tried[name] = f"{type(error).__name__}: {error}"[:300]
-            continue
-        result.tried[name] = us
-        if result.us is None or us < result.us:
-            result.us, result.setting = us, name
-    return result
+            found[name] = Skipped(f"{type(error).__name__}: {error}"[:300])
+    return found
+
+
+def _anew(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function with a code object of its own: what PyTorch keeps of a compilation belongs to that, and a graph needs
+    the kernels of its setting for as long as it is replayed."""
+    assert isinstance(function, types.FunctionType)
+    return types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
 
 
 def _has(config: Any, key: str) -> bool:

@@ -4,10 +4,12 @@
         "suite", "name", "op", "M", "N", "K", "dtype",
         "fused": bool, "plan": {...} | null, "refusal": {...} | null, "failure": str | null, "via": "kernel" | "split",
         "ours_us", "split_us", "mm_us", "eager_us", "inductor_us", "inductor_setting", "inductor": {setting: us or why not},
+        "rounds": {contender: [us, ...]},
         "error", "eager_error", "passed": bool | null, "seeds": [{"seed", "error", "eager_error", ...}]}]}
 
 ours is the form that `tvm_comfuse.compile` takes, one kernel or two ("via"); split is the form of two, checked as well.
-Times are microseconds a call; errors are relative, in float64, of the seed with the largest error/eager_error.  What
+Times are microseconds a call, the median of the rounds (bench/timing.py), where TorchInductor's settings are called
+"inductor NAME"; errors are relative, in float64, of the seed with the largest error/eager_error.  What
 was not measured is null.
 """
 
@@ -65,6 +67,7 @@ class RowResult:
     passed: bool | None = None
     seeds: list[dict[str, Any]] = field(default_factory=list)
     inductor: dict[str, float | str] = field(default_factory=dict)
+    rounds: dict[str, list[float]] = field(default_factory=dict)
 
     @staticmethod
     def of(row: Row) -> RowResult:

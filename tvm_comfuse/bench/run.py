@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from tvm_comfuse.bench import contenders, suites, timing
 from tvm_comfuse.bench.checks import RowCheck, check_row, run_seed
 from tvm_comfuse.bench.isolate import IsolatedChecks, Limits
 from tvm_comfuse.bench.ops import OPS
-from tvm_comfuse.bench.ours import Records, compile_row, new_output
+from tvm_comfuse.bench.ours import OurKernel, Records, compile_row, new_output
 from tvm_comfuse.bench.report import BenchReport, RowResult, new_report
 from tvm_comfuse.bench.suites import Row, SuiteError
 from tvm_comfuse.errors import TargetError
@@ -24,6 +25,8 @@ from tvm_comfuse.tuning.database import Database
 
 #: contenders besides ours
 OTHERS = ("split", "mm", "eager", "inductor")
+#: in front of the name of a setting of TorchInductor, among a row's contenders
+INDUCTOR = "inductor "
 
 
 def run_suite(
@@ -125,46 +128,92 @@ def _time_row(row: Row, check: RowCheck, settings: _Settings, result: RowResult)
     except RuntimeError as error:  # out of memory, or a fault of an earlier row
         result.add_failure(f"inputs: {str(error)[:300]}")
         return
+    makers: dict[str, Callable[[], Callable[..., Any] | None]] = {}
+    if check.fused and check.passed is not False:
+        makers["ours"] = lambda: _ours(row, settings.target, settings.records)
+    makers["split"] = lambda: _split(row, settings.target, replace(settings.records, form="split"))
+    makers |= {"mm": lambda: contenders.mm_call, "eager": lambda: op.eager}
     with torch.no_grad():
-        if check.fused and check.passed is not False:
-            result.ours_us = _guarded(result, "ours", lambda: _time_ours(row, settings.target, settings.records, sets))
-        if "split" in settings.others:
-            split = replace(settings.records, form="split")
-            result.split_us = _guarded(result, "split", lambda: _time_split(row, settings.target, split, sets))
-        if "mm" in settings.others:
-            result.mm_us = _guarded(result, "mm", lambda: timing.time_call(contenders.mm_call, sets))
-        if "eager" in settings.others:
-            result.eager_us = _guarded(result, "eager", lambda: timing.time_call(op.eager, sets))
+        captured = _capture(makers, settings.others, sets, result)
     if "inductor" in settings.others:
-        best = contenders.time_inductor(op, sets, settings.inductor, settings.budget)
-        result.inductor_us, result.inductor_setting, result.inductor = best.us, best.setting, best.tried
+        for name, found in contenders.capture_inductor(op, sets, settings.inductor, settings.budget).items():
+            if isinstance(found, contenders.Skipped):
+                result.inductor[name] = found.why
+            else:
+                captured[f"{INDUCTOR}{name}"] = found
+    record_rounds(result, timing.in_turns({name: graph.measure for name, graph in captured.items()}))
+    for graph in captured.values():
+        graph.release()
     sets.clear()
+    torch._dynamo.reset()
     torch.cuda.empty_cache()
 
 
-def _time_ours(row: Row, target: str, records: Records, sets: list[list[torch.Tensor]]) -> float:
+def _capture(
+    makers: dict[str, Callable[[], Callable[..., Any] | None]],
+    others: tuple[str, ...],
+    sets: list[list[torch.Tensor]],
+    result: RowResult,
+) -> dict[str, timing.Captured]:
+    """The contenders that are wanted, captured."""
+    captured = {}
+    for name, make in makers.items():
+        if name != "ours" and name not in others:
+            continue
+        try:
+            call = make()
+            if call is not None:
+                captured[name] = timing.capture(call, sets)
+        except Exception as error:  # one contender's error must not cost the others their times
+            result.add_failure(_failure(name, error))
+    return captured
+
+
+def record_rounds(result: RowResult, found: dict[str, list[float] | Exception]) -> None:
+    """Puts the times of all rounds, and their medians, into a row's result.
+
+    found  by contender: ours, split, mm, eager, and "inductor NAME" for each setting, of which the fastest counts
+    """
+    for name, times in found.items():
+        setting = name.removeprefix(INDUCTOR) if name.startswith(INDUCTOR) else None
+        if isinstance(times, Exception):
+            if setting is None:
+                result.add_failure(_failure(name, times))
+            else:
+                result.inductor[setting] = f"{type(times).__name__}: {times}"[:300]
+            continue
+        result.rounds[name] = times
+        us = timing.median(times)
+        if setting is None:
+            setattr(result, f"{name}_us", us)
+            continue
+        result.inductor[setting] = us
+        if result.inductor_us is None or us < result.inductor_us:
+            result.inductor_us, result.inductor_setting = us, setting
+
+
+def _failure(name: str, error: Exception) -> str:
+    return f"{name}: {type(error).__name__}: {str(error).strip()[-300:]}"
+
+
+def _ours(row: Row, target: str, records: Records) -> Callable[..., Any]:
     kernel = compile_row(row, parse_target(target), records)
     if isinstance(kernel, Refusal):
         raise RuntimeError(f"refused, but was fused in the check: {kernel}")
-    out = new_output(row, "cuda")
-    return timing.time_call(lambda *inputs: kernel.run(list(inputs), out), sets)
+    return _with_output(row, kernel)
 
 
-def _time_split(row: Row, target: str, records: Records, sets: list[list[torch.Tensor]]) -> float | None:
-    """Time of a row's split form if it is right; None for a row without one."""
+def _split(row: Row, target: str, records: Records) -> Callable[..., Any] | None:
+    """A row's split form if it is right; None for a row without one."""
     kernel = compile_row(row, parse_target(target), records)
     if isinstance(kernel, Refusal) or kernel.via != "split":
         return None
     report = run_seed(row, kernel, 0, "cuda")
     if not report["passed"]:
         raise RuntimeError(f"error {report['error']:.3g}, eager's {report['eager_error']:.3g}")
+    return _with_output(row, kernel)
+
+
+def _with_output(row: Row, kernel: OurKernel) -> Callable[..., Any]:
     out = new_output(row, "cuda")
-    return timing.time_call(lambda *inputs: kernel.run(list(inputs), out), sets)
-
-
-def _guarded(result: RowResult, name: str, measure: Callable[[], float | None]) -> float | None:
-    try:
-        return measure()
-    except Exception as error:  # one contender's error must not cost the others their times
-        result.add_failure(f"{name}: {type(error).__name__}: {str(error).strip()[-300:]}")
-        return None
+    return lambda *inputs: kernel.run(list(inputs), out)
