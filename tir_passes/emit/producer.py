@@ -133,34 +133,40 @@ def _first_operand_slot(kernel: Any) -> int:
 
 
 def send_results(kernel: Any) -> None:
-    """Warp 1: stores each result tile once its warp group has written it, then frees the tile."""
+    """Warp 1: stores each result tile once its warp group has written it, then frees the tile.
+
+    Of warp groups that do a step together the first results come first, then the second ones.  Before its next result a group
+    waits for the one in front to be gone; and a result behind an exchange waits for the partials of all groups.  So to wait for
+    all results of one group first would be to wait for ever.
+    """
+    groups = kernel.plan.mma_groups
     with _turn(kernel)(kernel.place.steps, "step") as step:
-        groups = kernel.plan.mma_groups
-        if kernel.geometry.pingpong:
-            _send(kernel, step, step % groups, step // groups)
-        else:
+        for nth in range(len(kernel.store_tiles)):
+            if kernel.geometry.pingpong:
+                _send(kernel, step, nth, step % groups, step // groups)
+                continue
             with loop(groups, "group") as group:
-                _send(kernel, step, group, step)
+                _send(kernel, step, nth, group, step)
 
 
-def _send(kernel: Any, step: Expr, group: Expr, use: Expr) -> None:
-    """The results of one group's step; `use` is how many steps the group did before."""
+def _send(kernel: Any, step: Expr, nth: int, group: Expr, use: Expr) -> None:
+    """A result of one group's step; `use` is how many steps the group did before."""
     stores, groups = kernel.store_tiles, kernel.plan.mma_groups
-    for nth, slot in enumerate(stores):
-        kernel.stamps.begin("result", step, nth, at=group, extent=groups)
-        wait(kernel.tile_ready, group, (use * len(stores) + nth) % 2)
-        kernel.stamps.end("result", step, nth, at=group, extent=groups)
-        kernel.stamps.begin("store", step, nth, at=group, extent=groups)
-        for box in range(kernel.plan.tile_n // ATOM_COLUMNS):
-            source, at = box_of(kernel, step, group, slot.tile, box)
-            do(T.ptx[TMA_STORE](_address(slot.map), *at, source))
-        do(T.ptx.cp.async_.bulk.commit_group())
-        do(T.ptx.cp.async_.bulk.wait_group.read(0))
-        if nth + 1 < len(stores):
-            arrive(kernel.tile_next, group)
-        else:
-            arrive(kernel.tile_empty, kernel.tile_barrier(group, slot.tile))
-        kernel.stamps.end("store", step, nth, at=group, extent=groups)
+    slot = stores[nth]
+    kernel.stamps.begin("result", step, nth, at=group, extent=groups)
+    wait(kernel.tile_ready, group, (use * len(stores) + nth) % 2)
+    kernel.stamps.end("result", step, nth, at=group, extent=groups)
+    kernel.stamps.begin("store", step, nth, at=group, extent=groups)
+    for box in range(kernel.plan.tile_n // ATOM_COLUMNS):
+        source, at = box_of(kernel, step, group, slot.tile, box)
+        do(T.ptx[TMA_STORE](_address(slot.map), *at, source))
+    do(T.ptx.cp.async_.bulk.commit_group())
+    do(T.ptx.cp.async_.bulk.wait_group.read(0))
+    if nth + 1 < len(stores):
+        arrive(kernel.tile_next, group)
+    else:
+        arrive(kernel.tile_empty, kernel.tile_barrier(group, slot.tile))
+    kernel.stamps.end("store", step, nth, at=group, extent=groups)
 
 
 def box_of(kernel: Any, step: Expr, group: Expr, tile: int, box: int) -> tuple[Expr, tuple[Expr, Expr]]:
