@@ -8,6 +8,7 @@ failed.  It reads block bodies only, so it takes a function before and after sch
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import tvm
@@ -102,7 +103,7 @@ class Stage:
     operations: int = 0
     approximable: bool = False
 
-    @property
+    @cached_property
     def passes(self) -> list[tuple[str, ...]]:
         """Blocks in the order in which a kernel computes them, together what one pass over the tile computes.
 
@@ -125,33 +126,33 @@ class RowsSpec:
     operands: tuple[Operand, ...]
     stages: tuple[Stage, ...]
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[Output, ...]:
         """All outputs in the order of the function's parameters."""
         every = [output for stage in self.stages for output in stage.outputs]
         return tuple(sorted(every, key=lambda output: output.index))
 
-    @property
+    @cached_property
     def passes(self) -> list[tuple[str, ...]]:
         """Those of all stages in order."""
         return [blocks for stage in self.stages for blocks in stage.passes]
 
-    @property
+    @cached_property
     def reductions(self) -> tuple[Reduction, ...]:
         """All reductions in program order."""
         return tuple(reduction for stage in self.stages for reduction in stage.reductions)
 
-    @property
+    @cached_property
     def tile_operands(self) -> tuple[Operand, ...]:
         """The [M, N] operands, in the order of Plan.operands."""
         return tuple(operand for operand in self.operands if operand.kind == "tile")
 
-    @property
+    @cached_property
     def tile_outputs(self) -> tuple[Output, ...]:
         """The [M, N] outputs, in the order of Plan.store."""
         return tuple(output for output in self.outputs if output.kind == "tile")
 
-    @property
+    @cached_property
     def col_operands(self) -> tuple[Operand, ...]:
         """The [N] operands."""
         return tuple(operand for operand in self.operands if operand.kind == "col")

@@ -18,7 +18,7 @@ from tvm_comfuse.target import parse_target
 from tvm_comfuse.tuning.build import build
 from tvm_comfuse.tuning.builder import Builder
 from tvm_comfuse.tuning.measure import answer
-from tvm_comfuse.tuning.measurer import REFERENCE_EVERY, Measurer
+from tvm_comfuse.tuning.measurer import TRIES, Measurer
 from tvm_comfuse.tuning.runner import Runner
 from tvm_comfuse.worker import Limits, Worker
 
@@ -143,12 +143,37 @@ def test_the_cpu_goes_the_same_way(tmp_path: Path) -> None:
     assert built.reason == ""
     measurer = Measurer(what.func, 48, target)
     # two loads of one library are one kernel: the reference may be the kernel itself
-    results = [measurer.measure(built.library, built.library) for _ in range(REFERENCE_EVERY + 2)]
+    results = [measurer.measure(built.library, built.library) for _ in range(4)]
     assert all(result.reason == "" and result.us and result.reference_us for result in results)
-    assert len({result.reference_us for result in results}) == 2
+    assert len({result.reference_us for result in results}) > 1
+    assert measurer.measure(built.library).reference_us is None
     assert all(result.error is not None and 0 < result.error <= (result.allowed or 0) for result in results)
     assert measurer.product_us() is None
     assert measurer.measure(str(tmp_path / "none.so")).reason == "load"
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        # steady at once; then a clock that falls between the two looks at the reference; then one that never rests
+        ([100.0, 90.0, 101.0], (90.0, 100.5)),
+        ([100.0, 99.0, 112.0, 112.0, 101.0, 112.0], (101.0, 112.0)),
+        ([100.0, 99.0, 112.0, 112.0, 101.0, 118.0, 118.0, 90.0, 100.0], (101.0, 115.0)),
+    ],
+)
+def test_a_candidate_is_timed_between_two_times_of_the_reference(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, times: list[float], expected: tuple[float, float]
+) -> None:
+    what, target = task("layer_norm", 48, 64, 64), parse_target("llvm")
+    library = build(what.func, target, tmp_path / "k.so").library
+    measurer = Measurer(what.func, 48, target)
+    left = iter(times)
+    monkeypatch.setattr(measurer, "_cuda", True)
+    monkeypatch.setattr(measurer, "_time", lambda kernel: (next(left),))
+    result = measurer.measure(library, library)
+    assert (result.us, result.reference_us) == ((expected[0],), expected[1])
+    assert list(left) == []
+    assert len(times) <= 3 * TRIES
 
 
 @pytest.mark.skipif(tvm.cuda(0).exist, reason="there is a GPU to prepare it on")

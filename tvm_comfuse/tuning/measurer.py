@@ -11,14 +11,15 @@ import torch
 import tvm
 from tvm.target import Target
 
-from tvm_comfuse.bench.timing import number_of_sets, time_call
+from tvm_comfuse.bench.timing import median, number_of_sets, time_call
 from tvm_comfuse.cuda.callback import own_cuda_compiler
 from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.target import HOPPER_ARCH, is_cuda
 from tvm_comfuse.verify.launch import Judge
 
-#: measurements after which the reference kernel is measured again: an H200's clock drifts by some percent a minute
-REFERENCE_EVERY = 4
+#: the reference kernel is timed before and after each candidate.  At the power limit a GPU's clock changes by 10 % from one
+#: moment to the next; if the two times differ by more than this, all is measured again, so often at most
+STEADY, TRIES = 0.02, 3
 #: repetitions of a measurement on a CPU
 CPU_REPEATS = 3
 _TAIL = 600
@@ -30,7 +31,7 @@ class Measured:
     """A measurement.
 
     us            microseconds of a call, one entry a repetition; none if the kernel failed
-    reference_us  of the reference kernel, measured in the same minute; None without one
+    reference_us  of the reference kernel, the mean of its times right before and after; None without one
     reason        in a word what failed: load, fault, wrong, hang or died; "" if nothing did
     failure       the same in words
     error         relative error against float64, of the output that is worst for what it may be; None if not checked
@@ -60,13 +61,11 @@ class Measurer:
         self._columns_first = analyze(func).w_layout == "NK"
         self._sets = self._input_sets(func, seed) if self._cuda else []
         self._reference: tuple[str, Callable[..., None]] | None = None
-        self._reference_us: float | None = None
-        self._since = 0
 
     def measure(self, library: str, reference: str = "", check: bool = True) -> Measured:
         """Checks and times the "main" of a library.
 
-        reference  the library of a kernel that is known to be right; it is measured now and then
+        reference  the library of a kernel that is known to be right, to be timed too; "" for none
         check      False to leave out the comparison with float64
         """
         stage = "load"
@@ -79,8 +78,8 @@ class Measurer:
                 error, allowed = launched.worst
                 if launched.failure:
                     return Measured(reason="wrong", failure=launched.failure, error=error, allowed=allowed)
-            reference_us = self._time_reference(reference)
-            return Measured(self._time(kernel), reference_us, error=error, allowed=allowed)
+            us, reference_us = self._time_beside(kernel, reference)
+            return Measured(us, reference_us, error=error, allowed=allowed)
         except Exception as problem:  # a fault is this candidate's result; the caller ends the process
             text = f"{type(problem).__name__}: {str(problem).strip()[-_TAIL:]}"
             return Measured(reason=stage, failure=text)
@@ -112,16 +111,21 @@ class Measurer:
             times.append((time.perf_counter() - start) * 1e6)
         return tuple(times)
 
-    def _time_reference(self, library: str) -> float | None:
+    def _time_beside(self, kernel: Callable[..., None], library: str) -> tuple[tuple[float, ...], float | None]:
+        """Times of a kernel, and that of the reference kernel; of several tries the one in which the latter was steadiest."""
         if not library:
-            return None
+            return self._time(kernel), None
         if self._reference is None or self._reference[0] != library:
-            self._reference, self._reference_us = (library, self._load(library)), None
-        if self._reference_us is None or self._since >= REFERENCE_EVERY:
-            times = self._time(self._reference[1])
-            self._reference_us, self._since = sorted(times)[len(times) // 2], 0
-        self._since += 1
-        return self._reference_us
+            self._reference = (library, self._load(library))
+        found = []
+        for _ in range(TRIES if self._cuda else 1):
+            before, us, after = (self._time(each) for each in (self._reference[1], kernel, self._reference[1]))
+            sides = median(before), median(after)
+            found.append((max(sides) / min(sides) - 1.0, us, sum(sides) / 2))
+            if found[-1][0] <= STEADY:
+                break
+        _, us, reference_us = min(found)
+        return us, reference_us
 
     def _input_sets(self, func: Any, seed: int) -> list[Sequence[torch.Tensor]]:
         """Input sets that together exceed the L2 cache; weights and vectors are the same in all, as in a model."""
