@@ -24,10 +24,14 @@ import torch
 
 from tvm_comfuse.bench.ops import SHAPES, OpDef
 
+#: one turn
+TURN = (
+    "CUDA graph of at least 8 calls over input sets that together exceed 3x the L2, replayed; median of 12 replays; the "
+    "weight and the [N] vectors are the same in all sets"
+)
 PROTOCOL = (
-    "CUDA graph of at least 8 calls over input sets that together exceed 3x the L2, replayed; median of 12 replays; in "
-    "one process all contenders take turns at that, and the median of three rounds counts; weights scaled by K**-0.5, other "
-    "tensors N(0,1); the weight and the [N] vectors are the same in all sets; outputs of successive calls share memory"
+    f"{TURN}; in one process all contenders take turns, and the median of three rounds counts; weights scaled by K**-0.5, "
+    "other tensors N(0,1); outputs of successive calls share memory"
 )
 MIN_CALLS = 8
 L2_MULTIPLE = 3

@@ -19,13 +19,15 @@ from typing import Any
 
 from tvm_comfuse.bench.report import ReportError, new_report
 from tvm_comfuse.bench.suites import Row
-from tvm_comfuse.bench.timing import PROTOCOL
+from tvm_comfuse.bench.timing import TURN
 from tvm_comfuse.errors import PlanError
 from tvm_comfuse.schedules.plan import Plan
 
 WHAT = "plan times"
 FIELDS = tuple(f.name for f in fields(Plan))
 _HEADER = ("device", "date", "commit", "versions", "protocol")
+
+PROTOCOL = f"{TURN}; each time between two of the default plan, whose mean it is scaled by"
 
 
 @dataclass(frozen=True)
