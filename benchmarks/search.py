@@ -144,7 +144,7 @@ class Bench:
         assert isinstance(space, Space)  # or there were no task
         with self._lock:
             times = self.file.rows.setdefault(row.label, RowTimes(row, len(space.legal), space.default))
-        if times.default != space.default:
+        if times.default != space.default and not times.rebase(space.default):
             needed = f"times beside the default plan {space.default.short()}"
             raise ReportError(needed, times.default.short(), "begin a new file")
         return tasks[0], times, space

@@ -52,6 +52,25 @@ class Measured(MadeUpRunner):
         return super().submit(what, library, reference, check)
 
 
+def test_times_stay_of_use_when_another_plan_becomes_the_default() -> None:
+    times = row_times()
+    old, new, drifted, failed, unknown = plans(5)
+    times.plans = {
+        old: PlanTime(us=100.0),
+        new: PlanTime(us=99.0, reference_us=110.0),
+        drifted: PlanTime(us=120.0, reference_us=125.0),
+        failed: PlanTime(reason="wrong"),
+    }
+    before = {plan: times.us(plan) for plan in times.plans}
+    assert before[new] == pytest.approx(90.0)
+    assert times.rebase(new)
+    assert (times.default, times.baseline_us) == (new, before[new])
+    assert [times.us(plan) for plan in before] == pytest.approx(list(before.values()))
+    assert not times.rebase(failed)
+    assert not times.rebase(unknown)
+    assert times.default == new
+
+
 def test_a_sweep_times_every_plan_and_looks_at_the_fastest_again() -> None:
     us, times, every = made_up(WHAT.spec, 1), row_times(), plans(100)
     wrong = min(every[1:], key=us)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,19 @@ class RowTimes:
         if not known.reference_us or not self.baseline_us:
             return known.us
         return known.us * self.baseline_us / known.reference_us
+
+    def rebase(self, plan: Plan) -> bool:
+        """Makes another plan the default, so that times stay of use when the cost model's choice changes; every plan keeps its
+        `us`.  False, and nothing is done, if the plan's time is not known."""
+        us, before = self.us(plan), self.baseline_us
+        if us is None or before is None:
+            return False
+        for other, time in self.plans.items():
+            reference = before if other == self.default else time.reference_us
+            self.plans[other] = replace(time, reference_us=reference and reference * us / before)
+        self.plans[plan] = replace(self.plans[plan], us=us, reference_us=None)
+        self.default = plan
+        return True
 
     def ranked(self) -> list[Plan]:
         """Plans with a time, fastest first."""
