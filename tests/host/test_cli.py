@@ -252,6 +252,22 @@ def test_run(comfuse: Any, model: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(out, layer(*inputs), rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("form", ["fused", "split"])
+def test_run_in_either_form(comfuse: Any, model: Path, tmp_path: Path, form: str) -> None:
+    paths = tmp_path / "auto.pt", tmp_path / "form.pt"
+    run = ("run", f"{model}:build", "--target", "llvm", "--save")
+    assert comfuse(*run, paths[0]).code == 0
+    assert comfuse(*run, paths[1], "--form", form).code == 0
+    (expected,), (found,) = (torch.load(path) for path in paths)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_run_in_no_form(comfuse: Any, model: Path) -> None:
+    result = comfuse("run", f"{model}:build", "--target", "llvm", "--form", "both")
+    assert _is_one_clean_line(result)
+    assert "auto, fused, split" in result.err
+
+
 def test_run_needs_inputs(comfuse: Any, tmp_path: Path) -> None:
     from tvm_comfuse.frontend import from_torch
 

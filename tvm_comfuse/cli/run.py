@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tvm_comfuse.cli.common import JsonFlag, Model, Pretuned, TuningRecords, console, print_json, start
+from tvm_comfuse.cli.common import FormOption, JsonFlag, Model, Pretuned, TuningRecords, console, print_json, start
 from tvm_comfuse.errors import ModelError
 from tvm_comfuse.output import check_output
 
@@ -25,6 +25,7 @@ def run(
     save: Annotated[Path | None, typer.Option("--save", help="Write the outputs to a PyTorch file.")] = None,
     tuning_records: TuningRecords = None,
     pretuned: Pretuned = True,
+    form: FormOption = "auto",
     json: JsonFlag = False,
 ) -> None:
     """Compile a model, run it on its example inputs, and describe the outputs."""
@@ -44,7 +45,7 @@ def run(
         compiled = load(library)
     else:
         chosen = _default_target() if target == "auto" else target
-        compiled = compile_model(loaded.mod, chosen, tuning_records=tuning_records, use_pretuned=pretuned)
+        compiled = compile_model(loaded.mod, chosen, tuning_records=tuning_records, use_pretuned=pretuned, form=form)
     outputs, seconds = _timed(compiled, loaded.example_inputs)
     if save is not None:
         _save(outputs, save)
