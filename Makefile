@@ -6,6 +6,8 @@ READY := $(VENV)/.ready
 # the first interpreter of a supported version; PYTHON=... chooses another
 CANDIDATES := $(PYTHON) python3 python3.12 python3.11 python3.10
 SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))
+# processes that run tests
+JOBS := 2
 # without nvcc the kernels are compiled with NVRTC, which comes as wheels
 comma := ,
 EXTRAS := dev$(if $(shell command -v nvcc),,$(comma)nvrtc)
@@ -15,8 +17,10 @@ EXTRAS := dev$(if $(shell command -v nvcc),,$(comma)nvrtc)
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
+# tests on a GPU are skipped, with the reason, where there is none; they are never run side by side
 test: lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q tests/gpu
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests/host
 
 lint: $(READY)
 	$(BIN)/ruff check .
