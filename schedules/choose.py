@@ -14,9 +14,9 @@ from .cost import estimate
 from .device import Device
 from .footprint import row_parts, w_part_bytes
 from .legality import legality, supported
-from .plan import COOPERATIVE_GROUPS, Plan
+from .plan import COOPERATIVE_GROUPS, QUAD_COLUMNS, Plan
 from .spec import ClusterSpec
-from .tails import QUAD_COLUMNS, packs
+from .tails import packs
 
 #: rows and columns of a group's tile: from 32 to 128 accumulators a thread
 TILES = ((64, 64), (64, 128), (64, 192), (64, 256), (128, 64), (128, 128))

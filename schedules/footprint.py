@@ -6,7 +6,7 @@ import math
 
 import tvm
 
-from .plan import Plan
+from .plan import QUAD_COLUMNS, Plan
 from .spec import ClusterSpec, Operand, rounds
 
 #: bytes of an element of x and w
@@ -36,6 +36,17 @@ def row_parts(plan: Plan, spec: ClusterSpec) -> int:
 def slot_rows(plan: Plan) -> tuple[int, int]:
     """Rows of x and columns of w in one pipeline slot."""
     return plan.tile_m * plan.groups_m, plan.tile_n * plan.groups_n
+
+
+def w_box_rows(plan: Plan, w_layout: str) -> int:
+    """Rows of one TMA box of W; CTAs that share W load boxes in turns.
+
+    Of w [N, K] an equal share of a warp group's tile; or, where its quads cannot be shared equally, one of them.
+    """
+    if w_layout != "NK":
+        return plan.tile_k
+    equal = plan.tile_n // plan.cluster_m
+    return QUAD_COLUMNS if plan.w_order == "quads" and equal % QUAD_COLUMNS else equal
 
 
 def w_part_bytes(spec: ClusterSpec, columns: int, tile_k: int) -> int:

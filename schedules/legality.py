@@ -13,7 +13,7 @@ from tvm_comfuse.refusal import Refusal
 from .co_residency import MAX_WGMMA_N, cluster, exchange, grid, row_length
 from .device import Device
 from .footprint import shared_memory
-from .plan import COOPERATIVE_GROUPS, EXCHANGE_SCOPES, LAYOUTS, PLACEMENTS, W_ORDERS, Plan
+from .plan import COOPERATIVE_GROUPS, EXCHANGE_SCOPES, LAYOUTS, PLACEMENTS, QUAD_COLUMNS, W_ORDERS, Plan
 from .registers import THREADS_OF_GROUP, WGMMA_OVERHEAD, entry_registers, role_registers
 from .spec import ClusterSpec
 from .tails import MATRIX_DTYPES, deferral, packing, quads
@@ -197,13 +197,15 @@ def tma_dtypes(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusa
 
 
 def tile_sizes(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
-    """wgmma shapes: 64 or 128 rows, n a multiple of 64 up to 256, one swizzle atom of K."""
+    """wgmma shapes: 64 or 128 rows, n a multiple of 64 up to 256, of 32 in the order of quads; one swizzle atom of K."""
     if plan.tile_m not in TILE_ROWS:
         yield Refusal("tile-m", f"tile_m must be one of {TILE_ROWS}", {"tile_m": plan.tile_m}, "take 64 or 128")
-    if plan.tile_n % ATOM_COLUMNS or plan.tile_n > MAX_WGMMA_N:
+    # staging tiles and the order of rows come in atoms; quads, which go past staging tiles, in groups of lanes
+    unit = QUAD_COLUMNS if plan.w_order == "quads" else ATOM_COLUMNS
+    if plan.tile_n % unit or plan.tile_n > MAX_WGMMA_N:
         yield Refusal(
             "tile-n",
-            f"tile_n (n of wgmma) must be a multiple of {ATOM_COLUMNS} up to {MAX_WGMMA_N}",
+            f"tile_n (n of wgmma) must be a multiple of {unit} up to {MAX_WGMMA_N} with w_order {plan.w_order}",
             {"tile_n": plan.tile_n},
             "take 64, 128, 192 or 256",
         )
@@ -253,7 +255,7 @@ def box_rows(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]
             "take a smaller tile",
         )
     shared = plan.tile_n if spec.w_layout == "NK" else plan.tile_k
-    if shared % (ATOM_ROWS * plan.cluster_m):
+    if plan.w_order != "quads" and shared % (ATOM_ROWS * plan.cluster_m):
         yield Refusal(
             "multicast-box",
             f"each CTA of cluster_m must load whole groups of {ATOM_ROWS} rows of w",

@@ -22,6 +22,8 @@ LAYOUTS = ("pingpong", "cooperative")
 W_ORDERS = ("rows", "quads")
 #: where an [M, N] operand is read from: a tile that TMA fills, or global memory
 PLACEMENTS = ("tma", "global")
+#: columns that a quad of lanes has together with w_order quads, eight each
+QUAD_COLUMNS = 32
 #: MMA warp groups of the cooperative layout
 COOPERATIVE_GROUPS = 2
 

@@ -8,25 +8,23 @@ from collections.abc import Iterator
 from tvm_comfuse.refusal import Refusal
 
 from .device import Device
-from .plan import COOPERATIVE_GROUPS, Plan
+from .plan import COOPERATIVE_GROUPS, QUAD_COLUMNS, Plan
 from .spec import ClusterSpec
 from .split import head_blocks, tail_blocks, tail_stages
 from .timetable import least_slots
 
 MATRIX_DTYPES = ("bfloat16", "float16")
-#: columns that a quad of lanes has together with w_order quads, eight each
-QUAD_COLUMNS = 32
 
 
 def quads(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
     """Groups of 32 rows of w can be put in another order by TMA; the result goes past staging tiles then."""
     if plan.w_order != "quads":
         return
-    if spec.w_layout != "NK" or spec.n % QUAD_COLUMNS or plan.tile_n // plan.cluster_m % QUAD_COLUMNS:
+    if spec.w_layout != "NK" or spec.n % QUAD_COLUMNS or plan.tile_n // QUAD_COLUMNS < plan.cluster_m:
         yield Refusal(
             "quads-w",
-            f"w_order quads needs w [N, K], and N and each box of w as multiples of {QUAD_COLUMNS} rows",
-            {"layout": spec.w_layout, "N": spec.n, "box": plan.tile_n // plan.cluster_m},
+            f"w_order quads needs w [N, K], N a multiple of {QUAD_COLUMNS}, and such a group of rows for each CTA of cluster_m",
+            {"layout": spec.w_layout, "N": spec.n, "tile_n": plan.tile_n, "cluster_m": plan.cluster_m},
             "set w_order to rows",
         )
     if "tma" in plan.operands + plan.store:

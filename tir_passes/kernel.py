@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as frames
 
+from tvm_comfuse.schedules.footprint import w_box_rows
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.registers import THREADS_OF_GROUP, role_registers
 from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms, rounds
@@ -25,7 +26,7 @@ from tvm_comfuse.tir_passes.emit.dsl import Cell, Expr, do, either, loop, named,
 from tvm_comfuse.tir_passes.emit.exchange import slots_of_group
 from tvm_comfuse.tir_passes.emit.geometry import CtaPlace, Geometry
 from tvm_comfuse.tir_passes.emit.mma import MainLoop
-from tvm_comfuse.tir_passes.emit.producer import b_box_rows, fill_ring, send_results
+from tvm_comfuse.tir_passes.emit.producer import fill_ring, send_results
 from tvm_comfuse.tir_passes.emit.shared import ALIGNMENT, SharedLayout
 from tvm_comfuse.tir_passes.emit.staging import StagingTiles
 from tvm_comfuse.tir_passes.emit.stamps import FILL, MAIL, MMA, SEND, NoStamps, Stamps
@@ -191,7 +192,7 @@ class Kernel:
         plan = self.plan
         self.a_map = tensor_map("a_map", self.x, self.geometry.unit_rows)
         w_map = quad_map if plan.w_order == "quads" else tensor_map
-        self.w_map = w_map("w_map", self.w, b_box_rows(plan, self.spec.w_layout))
+        self.w_map = w_map("w_map", self.w, w_box_rows(plan, self.spec.w_layout))
         self.staging.bind(self.real, self.func.params, plan.tile_m)
 
     @property

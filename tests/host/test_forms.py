@@ -9,8 +9,7 @@ import pytest
 from interpreted_kernels import BASE, built
 from tvm import tirx
 
-from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.schedules.tails import QUAD_COLUMNS
+from tvm_comfuse.schedules.plan import QUAD_COLUMNS, Plan
 from tvm_comfuse.verify.interpreter.memory import SWIZZLE_NONE, Tensor, tensor_map
 from tvm_comfuse.verify.interpreter.report import HaltError, Report
 from tvm_comfuse.verify.static.index import KernelIndex, index_of

@@ -101,6 +101,12 @@ QUADS = replace(GRID, operands=("global",), store=("global",), w_order="quads")
 DEFERRED = replace(QUADS, layout="cooperative", groups_m=2, defer=True)
 
 
+@pytest.mark.parametrize("plan", [replace(QUADS, tile_n=144), replace(GRID, tile_n=160)], ids=["quads", "rows"])
+def test_a_tile_is_whole_quads_or_whole_boxes(plan: Plan) -> None:
+    refusals = {refusal.code: refusal for refusal in legality(replace(plan, ctas=128), replace(SPEC, n=2560), H200)}
+    assert plan.w_order in refusals["tile-n"].fact
+
+
 @pytest.mark.parametrize(
     ("plan", "spec", "code"),
     [
@@ -109,6 +115,9 @@ DEFERRED = replace(QUADS, layout="cooperative", groups_m=2, defer=True)
         (QUADS, replace(SPEC, w_layout="KN"), "quads-w"),
         (QUADS, replace(SPEC, n=1000), "quads-w"),
         (replace(QUADS, tile_n=64, cluster_m=4, ctas=64), SPEC, "quads-w"),
+        # groups of 32 columns are enough; CTAs that share W take them in turns
+        (replace(QUADS, tile_n=160, ctas=128), replace(SPEC, n=2560), None),
+        (replace(QUADS, tile_n=160, cluster_m=2, ctas=128), replace(SPEC, n=2560), None),
         (replace(QUADS, operands=("tma",)), SPEC, "quads-placement"),
         (replace(QUADS, store=("tma",)), SPEC, "quads-placement"),
         (DEFERRED, SPEC, None),

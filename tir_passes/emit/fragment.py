@@ -39,6 +39,11 @@ class Fragment:
         return self.tile_n // BOX_COLUMNS
 
     @property
+    def half_boxes(self) -> int:
+        """Half boxes of 32 columns; with w_order quads there may be an odd number of them."""
+        return 2 * self.tile_n // BOX_COLUMNS
+
+    @property
     def rows(self) -> int:
         """Rows a thread has a part of."""
         return self.blocks * 2

@@ -6,14 +6,15 @@ away.  One lane of each works, so that nothing here needs more registers than th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from tvm.script import tirx as T
 
-from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS
-from tvm_comfuse.schedules.tails import QUAD_COLUMNS
+from tvm_comfuse.schedules.footprint import w_box_rows
+from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS, QUAD_COLUMNS
 from tvm_comfuse.tir_passes.emit.dsl import do, loop, rolled, when
 from tvm_comfuse.tir_passes.emit.instructions import MULTICAST, TMA_LOAD, TMA_LOAD_5D, TMA_PREFETCH, TMA_STORE
 from tvm_comfuse.tir_passes.emit.ring import Cursor, arm, arrive, wait
@@ -70,14 +71,9 @@ def _load_b(kernel: Any, base: Expr, depth: Expr, barrier: Expr) -> None:
             do(T.ptx[load + MULTICAST](target, _address(kernel.w_map), *at, barrier, mask))
 
 
-def b_box_rows(plan: Any, w_layout: str) -> int:
-    """Rows of one TMA box of W."""
-    return plan.tile_n // plan.cluster_m if w_layout == "NK" else plan.tile_k
-
-
 def b_boxes(plan: Any, w_layout: str) -> list[tuple[int, int]]:
     """(byte offset in the B tile, first column) of every box."""
-    columns = b_box_rows(plan, w_layout) if w_layout == "NK" else ATOM_COLUMNS
+    columns = w_box_rows(plan, w_layout) if w_layout == "NK" else ATOM_COLUMNS
     rows = columns if w_layout == "NK" else plan.tile_k
     count = plan.cta_columns // columns
     return [(index * rows * ATOM_BYTES, index * columns) for index in range(count)]
@@ -113,7 +109,8 @@ def _bring_operands(kernel: Any, step: Expr, k: Expr) -> None:
 
 def _operands_ahead(kernel: Any, step: Expr, k: Expr) -> None:
     """Brings the step's [M, N] operands that the warp groups read from global memory to L2, spread over the main loop."""
-    plan, boxes = kernel.plan, kernel.plan.tile_n // ATOM_COLUMNS
+    # half a box more than there is may be the neighbour's, who brings it anyhow
+    plan, boxes = kernel.plan, math.ceil(kernel.plan.tile_n / ATOM_COLUMNS)
     groups = _groups_of(kernel, step)
     due = [(group, slot, box) for slot in kernel.tiles if slot.ahead for group in groups for box in range(boxes)]
     for nth, (group, slot, box) in enumerate(due):
@@ -182,4 +179,4 @@ def _address(tensor_map: Any) -> Expr:
     return T.address_of(tensor_map)
 
 
-__all__ = ["b_box_rows", "b_boxes", "box_of", "fill_ring", "send_results"]
+__all__ = ["b_boxes", "box_of", "fill_ring", "send_results"]

@@ -116,8 +116,8 @@ class Stages:
         passes = [actions for actions in passes if actions]
         if not passes:
             return
-        if self.kernel.plan.defer:
-            self.sweep_part(passes, range(2 * self.fragment.boxes))
+        if self.kernel.plan.defer or self.fragment.half_boxes % 2:
+            self.sweep_part(passes, range(self.fragment.half_boxes))
             return
         reads = self._reads(passes)
         with unrolled(self.fragment.boxes, "box") as box:

@@ -7,18 +7,19 @@ short of (wgmma reads 80 bytes a cycle and TMA writes 48 of the 128 that it can 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tvm.script import tirx as T
 
+from tvm_comfuse.schedules.plan import QUAD_COLUMNS
 from tvm_comfuse.schedules.split import head_blocks, last_round, tail_blocks, tail_stages
-from tvm_comfuse.schedules.tails import QUAD_COLUMNS
 from tvm_comfuse.schedules.timetable import Part, early_slots, timetable
 from tvm_comfuse.tir_passes.emit import operands, ring
 from tvm_comfuse.tir_passes.emit.dsl import Cell, do, when
-from tvm_comfuse.tir_passes.emit.fragment import BOX_PAIRS, Fragment
+from tvm_comfuse.tir_passes.emit.fragment import Fragment
 from tvm_comfuse.tir_passes.emit.held import InAccumulators, InParked, InWords, Parked
 from tvm_comfuse.tir_passes.emit.instructions import opaque
 from tvm_comfuse.tir_passes.emit.mma import Company
@@ -169,7 +170,7 @@ class Steps:
         parts = timetable(self.kernel.plan, self.spec.k) if self.parked else []
         first = partial(self._beside_first, parts, step, use)
         if self.parked is not None:
-            at_once = partial(self._load_boxes, step, range(self.rows.fragment.boxes))
+            at_once = partial(self._load_halves, step, range(self.rows.fragment.half_boxes))
             return Company(len(parts), first, last, at_once, None)
         return Company(len(parts), first, last, _nothing, partial(self._load_early, step, last))
 
@@ -273,16 +274,16 @@ class Steps:
         With a deferred tail that lost: the registers are free two slots before the end at the soonest, and what is asked for
         in the last one comes late.
         """
-        boxes = self.rows.fragment.boxes
-        for slot in range(min(slots, boxes)):
+        halves = self.rows.fragment.half_boxes
+        turns = min(slots, math.ceil(halves / 2))
+        for slot in range(turns):
             with when(k == slot):
-                self._load_boxes(
-                    step, range(boxes * slot // min(slots, boxes), boxes * (slot + 1) // min(slots, boxes))
-                )
+                # whole boxes, of which the last may be half a one
+                first, last = (2 * (math.ceil(halves / 2) * nth // turns) for nth in (slot, slot + 1))
+                self._load_halves(step, range(first, min(last, halves)))
 
-    def _load_boxes(self, step: Expr, boxes: range) -> None:
+    def _load_halves(self, step: Expr, halves: range) -> None:
         self._stages(lambda: InAccumulators(self.kernel), step)
         for index, eights in self.early.items():
             rows = operands.GlobalRows(self.kernel, self.kernel.tiles[index].buffer, step)
-            for box in boxes:
-                eights.load(rows, box, range(BOX_PAIRS))
+            eights.load_groups(rows, halves)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from tvm_comfuse.schedules.tails import QUAD_COLUMNS
+from tvm_comfuse.schedules.plan import QUAD_COLUMNS
 from tvm_comfuse.tir_passes.emit.dsl import host_value
 from tvm_comfuse.tir_passes.emit.shared import ATOM_BYTES
 

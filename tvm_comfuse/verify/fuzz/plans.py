@@ -10,9 +10,8 @@ from typing import Any
 from tvm_comfuse.schedules.co_residency import MAX_CLUSTER
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.legality import legality
-from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS, Plan
+from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS, QUAD_COLUMNS, Plan
 from tvm_comfuse.schedules.spec import ClusterSpec
-from tvm_comfuse.schedules.tails import QUAD_COLUMNS
 from tvm_comfuse.schedules.timetable import deferred_slots
 
 TILE_K = 64
@@ -43,6 +42,7 @@ class Choice:
     defer, quads      wished for; where the cluster or the layout does not go with them, there is less or nothing of it
     fast, dependent   fast_math, dependent_launch
     packed            wished for; nothing of it where the tail does not go with it
+    narrow            tiles are a group of quads narrower; of other orders they are not
     groups            MMA warp groups wished for; fewer where they do not fit, two in the cooperative layout
     operands, stores  bit n: tensor n does not go by TMA; a float32 one never does
     """
@@ -68,10 +68,16 @@ class Choice:
     fast: bool = False
     dependent: bool = False
     packed: bool = False
+    narrow: bool = False
+
+    def tile_n(self, w_order: str) -> int:
+        """Columns of a tile."""
+        return TILES[self.tile][1] - QUAD_COLUMNS * (self.narrow and w_order == "quads")
 
     def sizes(self, row_multiple: int) -> tuple[int, int, int]:
         """M, N and K; M a multiple of row_multiple."""
-        (tile_m, tile_n), (_, groups_m, groups_n) = TILES[self.tile], LAYOUTS[self.layout]
+        (tile_m, _), (_, groups_m, groups_n) = TILES[self.tile], LAYOUTS[self.layout]
+        tile_n = self.tile_n(_order(self))
         columns, tall = tile_n * groups_n, tile_m * groups_m
         parts = min(self.parts, max(2, MOST_ELEMENTS // (columns * tall)))
         units = max(1, min(self.units, MOST_ELEMENTS // (columns * tall * parts)))
@@ -96,7 +102,7 @@ def fit(choice: Choice, spec: ClusterSpec, device: Device) -> Plan | None:
 def _wishes(choice: Choice, spec: ClusterSpec) -> Iterator[Plan]:
     forms = [(defer, order) for defer in {choice.defer: 0, False: 0} for order in {_order(choice): 0, "rows": 0}]
     for cluster_m, (defer, w_order) in product(sorted({choice.cluster_m, 1}, reverse=True), forms):
-        wish = replace(_plan(choice, spec, cluster_m), defer=defer, w_order=w_order)
+        wish = replace(_plan(choice, spec, cluster_m, choice.tile_n(w_order)), defer=defer, w_order=w_order)
         nowhere = {"operands": ("global",) * len(wish.operands), "store": ("global",) * len(wish.store)}
         less: list[dict[str, Any]] = [{}, {"operands": nowhere["operands"]}, nowhere]
         if defer or w_order != "rows":
@@ -113,8 +119,8 @@ def _order(choice: Choice) -> str:
     return "quads" if choice.quads else "rows"
 
 
-def _plan(choice: Choice, spec: ClusterSpec, cluster_m: int) -> Plan:
-    (tile_m, tile_n), (layout, groups_m, groups_n) = TILES[choice.tile], LAYOUTS[choice.layout]
+def _plan(choice: Choice, spec: ClusterSpec, cluster_m: int, tile_n: int) -> Plan:
+    (tile_m, _), (layout, groups_m, groups_n) = TILES[choice.tile], LAYOUTS[choice.layout]
     parts = -(-spec.n // (tile_n * groups_n))
     step, exchange = parts * cluster_m, "none"
     if spec.reductions:

@@ -110,6 +110,7 @@ def choices() -> st.SearchStrategy[Choice]:
         fast=st.sampled_from([False, False, True]),
         dependent=st.sampled_from([False, False, True]),
         packed=st.booleans(),
+        narrow=st.booleans(),
         groups=st.integers(2, 4),
     )
 
