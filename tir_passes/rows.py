@@ -1,6 +1,7 @@
 """The kernel of a rows function, the second of a split cluster: each row is read once and stays in registers.
 
-A row belongs to one warp or to several of a CTA; a CTA takes every ctas-th group of rows.
+A row belongs to one warp or to several of a CTA; a CTA takes every ctas-th group of rows.  The last groups come first: the
+product in front has written them last, so they are still in L2.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class RowsKernel:
         self.scalars = {op.index: self._scalar(op) for op in self.spec.operands if op.kind == "scalar"}
         groups = (self.m + (plan.rows - 1)) // plan.rows
         with loop((groups - self.cta + (plan.ctas - 1)) // plan.ctas, "step") as step:
-            row = (self.cta + step * plan.ctas) * plan.rows + self.row_in_cta
+            group = groups - 1 - (self.cta + step * plan.ctas)
+            row = group * plan.rows + self.row_in_cta
             RowStages(self, row, step).emit()
 
     def _scalar(self, operand: Any) -> Any:
