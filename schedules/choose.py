@@ -17,6 +17,7 @@ from .legality import legality, supported
 from .plan import COOPERATIVE_GROUPS, QUAD_COLUMNS, Plan
 from .spec import ClusterSpec
 from .tails import packs
+from .walk import in_turn, walks
 
 #: rows and columns of a group's tile: from 32 to 128 accumulators a thread
 TILES = ((64, 64), (64, 128), (64, 192), (64, 256), (128, 64), (128, 128))
@@ -69,18 +70,18 @@ def scopes(spec: ClusterSpec, cta_columns: int, groups_n: int, cluster_m: int) -
 
 
 def persistent_ctas(plan: Plan, spec: ClusterSpec, device: Device) -> int:
-    """CTAs of the grid: all that run at once in whole rows and clusters, but not more than there are tiles.
+    """CTAs of the grid: all that run at once in whole clusters and, unless they take turns, rows; no more than there are tiles.
 
     At least what one row needs, which is more than run at once for a very long row; legality then says so.
     """
     size = plan.cluster_m * plan.cluster_n
     parts = row_parts(plan, spec)
-    step = parts * plan.cluster_m
+    step = plan.cluster_m if in_turn(plan) else parts * plan.cluster_m
     most = max(1, device.clusters(size) * size // step) * step
     if spec.m is None:
         return most
-    tiles = math.ceil(spec.m / (plan.tile_m * plan.groups_m)) * parts
-    return min(most, math.ceil(tiles / step) * step)
+    units = math.ceil(spec.m / (plan.tile_m * plan.groups_m))
+    return min(most, math.ceil(units / plan.cluster_m) * plan.cluster_m * parts)
 
 
 def placements(spec: ClusterSpec) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -164,7 +165,9 @@ def _enumerate(spec: ClusterSpec, device: Device) -> Iterator[Plan]:
                     dependent_launch=True,
                     packed_tail=form.packed,
                 )
-                yield replace(plan, ctas=persistent_ctas(plan, spec, device))
+                for walk in walks(spec):
+                    turned = replace(plan, walk=walk)
+                    yield replace(turned, ctas=persistent_ctas(turned, spec, device))
 
 
 def _why_none(spec: ClusterSpec, device: Device) -> Refusal:

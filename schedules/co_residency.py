@@ -10,6 +10,7 @@ from .device import Device
 from .footprint import row_parts
 from .plan import COOPERATIVE_GROUPS, Plan
 from .spec import ClusterSpec
+from .walk import TURNS, in_turn, walks
 
 MAX_CLUSTER = 8
 MAX_WGMMA_N = 256
@@ -58,10 +59,10 @@ def cluster(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
 
 
 def grid(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
-    """The persistent grid is whole rows and clusters, as each CTA keeps its columns, and runs in one wave."""
+    """The persistent grid is whole clusters, and whole rows where each CTA keeps its columns, and runs in one wave."""
     size = plan.cluster_m * plan.cluster_n
     resident = device.clusters(size) * size
-    parts = row_parts(plan, spec)
+    parts = 1 if in_turn(plan) else row_parts(plan, spec)
     step = parts * plan.cluster_m
     if step > resident:
         yield Refusal(
@@ -88,7 +89,9 @@ def grid(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
 
 
 def row_length(spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
-    """Each CTA keeps its columns, so a row has at most what all CTAs that run at once hold with the widest tiles."""
+    """Where each CTA keeps its columns, a row has at most what all CTAs that run at once hold with the widest tiles."""
+    if TURNS in walks(spec):
+        return
     limit = device.clusters(1) * MAX_WGMMA_N * COOPERATIVE_GROUPS
     if spec.n > limit:
         pieces = -(-spec.n // limit)

@@ -12,12 +12,13 @@ import math
 from dataclasses import dataclass
 
 from .device import Device
-from .footprint import HALF_BYTES, dtype_bytes, resident_bytes, row_parts, slot_rows
+from .footprint import HALF_BYTES, dtype_bytes, resident_bytes, slot_rows
 from .plan import Plan
 from .spec import ClusterSpec, Operand, Output, rounds
 from .split import head_blocks, tail_blocks, tail_stages
 from .tails import in_one_pass
 from .timetable import LEAST_EARLY_SLOTS, early_slots
+from .walk import most_steps
 
 #: rows assumed for a symbolic M: a batch of 16 sequences of 512
 NOMINAL_ROWS = 8192
@@ -141,7 +142,7 @@ def row_tiles(plan: Plan, spec: ClusterSpec) -> int:
 
 def tiles_of_cta(plan: Plan, spec: ClusterSpec) -> int:
     """Tiles that the busiest CTA works through, one main loop each."""
-    return math.ceil(row_tiles(plan, spec) / (plan.ctas // row_parts(plan, spec)))
+    return most_steps(plan, spec, row_tiles(plan, spec))
 
 
 def stage_time(plan: Plan, spec: ClusterSpec) -> float:

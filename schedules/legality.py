@@ -13,10 +13,11 @@ from tvm_comfuse.refusal import Refusal
 from .co_residency import MAX_WGMMA_N, cluster, exchange, grid, row_length
 from .device import Device
 from .footprint import shared_memory
-from .plan import COOPERATIVE_GROUPS, EXCHANGE_SCOPES, LAYOUTS, PLACEMENTS, QUAD_COLUMNS, W_ORDERS, Plan
+from .plan import COOPERATIVE_GROUPS, EXCHANGE_SCOPES, LAYOUTS, PLACEMENTS, QUAD_COLUMNS, W_ORDERS, WALKS, Plan
 from .registers import THREADS_OF_GROUP, WGMMA_OVERHEAD, entry_registers, role_registers
 from .spec import ClusterSpec
 from .tails import MATRIX_DTYPES, deferral, packing, quads
+from .walk import walk
 
 TILE_ROWS = (64, 128)
 #: columns of a 128-byte swizzled tile of half values, and so the step of tile_n and tile_k
@@ -143,9 +144,9 @@ def positive(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]
 
 
 def words(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
-    """layout, exchange, order and placements are known words."""
+    """layout, exchange, orders and placements are known words."""
     fields = [("layout", plan.layout, LAYOUTS), ("exchange", plan.exchange, EXCHANGE_SCOPES)]
-    fields += [("w_order", plan.w_order, W_ORDERS)]
+    fields += [("w_order", plan.w_order, W_ORDERS), ("walk", plan.walk, WALKS)]
     fields += [("operands", where, PLACEMENTS) for where in plan.operands]
     fields += [("store", where, PLACEMENTS) for where in plan.store]
     for name, value, known in fields:
@@ -361,6 +362,7 @@ CLAUSES: tuple[Clause, ...] = (
     quads,
     deferral,
     packing,
+    walk,
     exchange,
     cluster,
     grid,

@@ -20,6 +20,8 @@ EXCHANGE_SCOPES = ("none", "warp", "cta", "cluster", "grid")
 LAYOUTS = ("pingpong", "cooperative")
 #: the order in which rows of w become columns of the result in a warp group's registers
 W_ORDERS = ("rows", "quads")
+#: how the CTAs go through the tiles of the result
+WALKS = ("columns", "tiles")
 #: where an [M, N] operand is read from: a tile that TMA fills, or global memory
 PLACEMENTS = ("tma", "global")
 #: columns that a quad of lanes has together with w_order quads, eight each
@@ -60,6 +62,7 @@ class Plan:
                      them hide stages that take longer than one main loop
     dependent_launch start before the kernel in front in the stream has ended, and wait for it behind the prologue
                      (programmatic dependent launch)
+    walk             ``columns``: a CTA keeps its columns; ``tiles``: CTAs take turns at all tiles (schedules/walk.py)
     packed_tail      the arithmetic behind the last exchange in packed half precision: one instruction for two neighbours,
                      which rounds each intermediate result
     """
@@ -84,6 +87,7 @@ class Plan:
     mma_groups: int = COOPERATIVE_GROUPS
     dependent_launch: bool = False
     packed_tail: bool = False
+    walk: str = "columns"
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values."""
@@ -103,6 +107,7 @@ class Plan:
         return (
             f"{self.tile_m}x{self.tile_n}x{self.tile_k}, depth {self.pipeline_depth}, {self.layout}{groups}{resident}, "
             f"exchange {self.exchange}{cluster}, {self.ctas} CTA{'s' if self.ctas > 1 else ''}"
+            f"{', tiles in turn' if self.walk == 'tiles' else ''}"
             f"{', quads' if self.w_order == 'quads' else ''}{', deferred' if self.defer else ''}"
             f"{', packed tail' if self.packed_tail else ''}"
             f"{', dependent launch' if self.dependent_launch else ''}"

@@ -11,6 +11,7 @@ from tvm import tirx
 
 from tvm_comfuse.schedules.apply import plan_of
 from tvm_comfuse.schedules.spec import analyze
+from tvm_comfuse.schedules.walk import most_steps
 from tvm_comfuse.tir_passes.emit.geometry import Geometry
 from tvm_comfuse.tir_passes.emit.stamps import StampLayout, Stamps
 from tvm_comfuse.tir_passes.kernel import Kernel
@@ -25,7 +26,7 @@ def instrumented(func: tirx.PrimFunc, rows: int, name: str = "main") -> tuple[ti
     """
     spec, plan = analyze(func), plan_of(func)
     geometry = Geometry(plan, spec)
-    steps = math.ceil(math.ceil(rows / geometry.unit_rows) / geometry.row_groups)
+    steps = most_steps(plan, spec, math.ceil(rows / geometry.unit_rows))
     kernel = Kernel(func, spec, plan, name, steps)
     emitted = with_kept_attributes(kernel.emit(), func, name)
     assert isinstance(kernel.stamps, Stamps)

@@ -121,9 +121,9 @@ class Kernel:
         """Row of the result of a thread's row number `row`."""
         return self.place.row(step) + self.group_row(self.group) * self.plan.tile_m + self.fragment.row(row)
 
-    def global_column(self, column: Expr) -> Expr:
+    def global_column(self, step: Expr, column: Expr) -> Expr:
         """Column of the result of a column of the warp group's tile."""
-        return self.place.column + self.group_column(self.group) * self.plan.tile_n + column
+        return self.place.column(step) + self.group_column(self.group) * self.plan.tile_n + column
 
     def inside(self, row: Expr, column: Expr) -> Expr:
         """Whether two neighbours from `column` on lie in the result (N is a multiple of 8)."""

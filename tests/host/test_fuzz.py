@@ -58,6 +58,8 @@ MET = {
     "resident W": 30,
     "deferred": 25,
     "quads": 25,
+    "narrow tile": 5,
+    "tiles in turn": 8,
     "fast math": 40,
     "dependent launch": 40,
     "packed tail": 2,

@@ -5,6 +5,9 @@ units of `unit_rows`.  `parts` CTAs with different parts form a row group; group
 q + 2 groups, ...: its steps 0, 1, 2, ...  In the pingpong layout MMA warp group g of G does the steps s with s % G == g;
 in the cooperative layout both warp groups do every step together.  cluster_m neighbouring groups share W, so they do the same
 number of steps; a unit that begins behind M computes rows that nobody stores.
+
+That is walk ``columns``.  With walk ``tiles`` cluster c of C takes tiles c, c + C, c + 2 C, ... of the whole result, in units
+of cluster_m rows of tiles: band by band of columns, in a band row by row.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from tvm.script import tirx as T
 
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.spec import ClusterSpec
+from tvm_comfuse.schedules.walk import band_parts, in_turn
 
 Expr = Any
 
@@ -116,17 +120,48 @@ class CtaPlace:
     @property
     def steps(self) -> Expr:
         """Steps this CTA does: as many as the one of its cluster that has the most."""
+        if in_turn(self.geometry.plan):
+            return (self._teams * self.geometry.parts - self.cluster + (self._clusters - 1)) // self._clusters
         groups = self.geometry.row_groups
         return (self.units - self.first_row_group + (groups - 1)) // groups
 
     def row(self, step: Expr) -> Expr:
         """First row of the unit of a step, int32."""
+        if in_turn(self.geometry.plan):
+            return (self._tile(step)[0] * self.geometry.plan.cluster_m + self.share) * self.geometry.unit_rows
         return (self.row_group + step * self.geometry.row_groups) * self.geometry.unit_rows
 
+    def column(self, step: Expr) -> Expr:
+        """First column of a step."""
+        if in_turn(self.geometry.plan):
+            return self._tile(step)[1] * self.geometry.plan.cta_columns
+        return self.first_column
+
     @property
-    def column(self) -> Expr:
-        """First column of this CTA."""
+    def first_column(self) -> Expr:
+        """First column of this CTA, if it keeps its columns."""
         return self.part * self.geometry.plan.cta_columns
+
+    @property
+    def _clusters(self) -> int:
+        return self.geometry.plan.ctas // self.geometry.plan.cluster_m
+
+    @property
+    def _teams(self) -> Expr:
+        """Units of rows, cluster_m at a time."""
+        cluster_m = self.geometry.plan.cluster_m
+        return (self.units + (cluster_m - 1)) // cluster_m
+
+    def _tile(self, step: Expr) -> tuple[Expr, Expr]:
+        """(cluster_m units of rows, part) of a step that takes its turn."""
+        parts, width = self.geometry.parts, band_parts(self.geometry.plan, self.geometry.spec)
+        number = self.cluster + step * self._clusters
+        if width == parts:
+            return number // parts, number % parts
+        of_band = self._teams * width
+        band, rest = number // of_band, number % of_band
+        columns = T.min(parts - band * width, width) if parts % width else width
+        return rest // columns, band * width + rest % columns
 
     def peer(self, share: Expr) -> Expr:
         """Cluster rank of the CTA with the same columns and another share."""

@@ -34,7 +34,7 @@ def fill_vectors(kernel: Any, threads: int, thread: Expr) -> None:
     with loop(-(-count // threads), "j") as j:
         at = j * threads + thread
         with when(at < count):
-            column = kernel.place.column + at
+            column = kernel.place.first_column + at
             slot = _vector_slot(at, kernel.plan.w_order == "quads")
             # all loads first, so that they are in flight together
             values = registers([max(len(kernel.vectors), 1)], "float32", "elements")
@@ -211,7 +211,7 @@ class GlobalRows:
         self.kernel, self.dtype = kernel, str(buffer.dtype)
         self.size = 4 if self.dtype == "float32" else 2
         self.rows = [kernel.global_row(step, row) for row in range(kernel.fragment.rows)]
-        self.column = bound("column", kernel.global_column(kernel.fragment.lane_column))
+        self.column = bound("column", kernel.global_column(step, kernel.fragment.lane_column))
         self.bases = [bound("base", buffer.ptr_to([row, self.column])) for row in self.rows]
 
     def address(self, place: ElementPlace) -> Expr:

@@ -40,7 +40,7 @@ def fill_ring(kernel: Any) -> None:
             depth = k * plan.tile_k
             do(T.ptx[TMA_LOAD](kernel.smem.ptr_to([base]), _address(kernel.a_map), depth, place.row(step), barrier))
             with kernel.w_tiles.filled(step, k, cursor.slot.value, barrier) as (b_base, b_barrier):
-                _load_b(kernel, b_base, depth, b_barrier)
+                _load_b(kernel, step, b_base, depth, b_barrier)
             _bring_operands(kernel, step, k)
             _operands_ahead(kernel, step, k)
             cursor.advance(1)
@@ -53,11 +53,11 @@ def _turn(kernel: Any) -> Callable[[Expr, str], AbstractContextManager[Expr]]:
     return rolled if kernel.plan.mma_groups > COOPERATIVE_GROUPS else loop
 
 
-def _load_b(kernel: Any, base: Expr, depth: Expr, barrier: Expr) -> None:
+def _load_b(kernel: Any, step: Expr, base: Expr, depth: Expr, barrier: Expr) -> None:
     """B: [N, K] in boxes of rows, [K, N] in boxes of 64 columns; the CTAs that share W take turns at the boxes."""
     plan, place = kernel.plan, kernel.place
     for index, (offset, column) in enumerate(b_boxes(plan, kernel.spec.w_layout)):
-        along_n = place.column + column
+        along_n = place.column(step) + column
         at: tuple[Expr, ...] = (depth, along_n) if kernel.spec.w_layout == "NK" else (along_n, depth)
         load = TMA_LOAD
         if plan.w_order == "quads":
@@ -116,7 +116,7 @@ def _operands_ahead(kernel: Any, step: Expr, k: Expr) -> None:
     for nth, (group, slot, box) in enumerate(due):
         with when(k == nth * kernel.geometry.k_slots // len(due)):
             row = kernel.place.row(step) + kernel.group_row(group) * plan.tile_m
-            column = kernel.place.column + kernel.group_column(group) * plan.tile_n + box * ATOM_COLUMNS
+            column = kernel.place.column(step) + kernel.group_column(group) * plan.tile_n + box * ATOM_COLUMNS
             do(T.ptx[TMA_PREFETCH](_address(slot.map), column, row))
 
 
@@ -170,7 +170,7 @@ def box_of(kernel: Any, step: Expr, group: Expr, tile: int, box: int) -> tuple[E
     """(shared address, (column, row) in the tensor) of a 64-column box of a group's tile."""
     plan = kernel.plan
     row = kernel.place.row(step) + kernel.group_row(group) * plan.tile_m
-    column = kernel.place.column + kernel.group_column(group) * plan.tile_n + box * ATOM_COLUMNS
+    column = kernel.place.column(step) + kernel.group_column(group) * plan.tile_n + box * ATOM_COLUMNS
     offset = kernel.layout.tile(group, tile) + box * plan.tile_m * ATOM_BYTES
     return kernel.smem.ptr_to([offset]), (column, row)
 

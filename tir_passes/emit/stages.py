@@ -324,7 +324,7 @@ class Stages:
         i = T.cast(kernel.global_row(self.step, place.row), str(block.i.ty.dtype))
         variables = {block.i: i}
         if block.j is not None:
-            at = kernel.global_column(self.fragment.column(place)) + element
+            at = kernel.global_column(self.step, self.fragment.column(place)) + element
             variables[block.j] = T.cast(at, str(block.j.ty.dtype))
         binding = Binding(variables, load, of_row, hoist=hoist, offset=offset)
         if kernel.plan.fast_math:
@@ -344,7 +344,7 @@ class Stages:
 
         def apply(place: ElementPlace, element: int, value: Expr) -> None:
             if self.kernel.geometry.ragged_n:
-                at = self.kernel.global_column(self.fragment.column(place)) + element
+                at = self.kernel.global_column(self.step, self.fragment.column(place)) + element
                 value = T.if_then_else(at < self.kernel.spec.n, value, f32(IDENTITY[op]))
             value = value * value if squared else value
             store(target, COMBINE[op](target[place.row], value), place.row)

@@ -15,6 +15,7 @@ from typing import Any
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as frames
 
+from tvm_comfuse.schedules.walk import most_steps
 from tvm_comfuse.tir_passes.emit.dsl import Cell, named, when
 from tvm_comfuse.tir_passes.emit.instructions import anchor, clock, opaque, stamp
 
@@ -120,7 +121,7 @@ class Stamps(NoStamps):
         self.kernel, self.steps = kernel, steps
         units = -(-(kernel.spec.m or 0) // kernel.geometry.unit_rows)
         #: whether no launch has more steps
-        self.fits = 0 < units <= steps * kernel.geometry.row_groups
+        self.fits = units > 0 and most_steps(kernel.plan, kernel.spec, units) <= steps
         groups = tuple(f"{MMA} {group}" for group in range(kernel.plan.mma_groups))
         self.lanes = (CTA, FILL, SEND, MAIL, *groups)
         self.places = 2 * (2 * kernel.geometry.k_slots + OTHER_SPANS)

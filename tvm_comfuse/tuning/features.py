@@ -18,7 +18,7 @@ from tvm_comfuse.schedules.cost import bytes_moved, estimate, row_tiles, rows_of
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.footprint import HALF_BYTES, row_parts, shared_memory, slot_rows
 from tvm_comfuse.schedules.legality import THREADS_OF_GROUP
-from tvm_comfuse.schedules.plan import EXCHANGE_SCOPES, LAYOUTS, PLACEMENTS, W_ORDERS, Plan
+from tvm_comfuse.schedules.plan import EXCHANGE_SCOPES, LAYOUTS, PLACEMENTS, W_ORDERS, WALKS, Plan
 from tvm_comfuse.schedules.spec import ClusterSpec, analyze, rounds
 from tvm_comfuse.tuning.metaschedule import meta_schedule as ms
 from tvm_comfuse.tuning.space import Space
@@ -30,6 +30,7 @@ WORDS = {
     "operands": PLACEMENTS,
     "store": PLACEMENTS,
     "w_order": W_ORDERS,
+    "walk": WALKS,
 }
 #: the first column of a plan's numbers: log of the cost model's estimate in microseconds
 ESTIMATE = "estimate.total"

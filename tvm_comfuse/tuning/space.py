@@ -24,6 +24,7 @@ from tvm_comfuse.schedules.footprint import row_parts
 from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import W_ORDERS, Plan
 from tvm_comfuse.schedules.spec import ClusterSpec
+from tvm_comfuse.schedules.walk import in_turn
 
 #: fields that are chosen together: most combinations of their values mean nothing
 TOGETHER = (("tile_m", "tile_n"), ("layout", "groups_m", "groups_n", "mma_groups"), ("operands", "store"))
@@ -185,6 +186,9 @@ def _plain(value: Any) -> Any:
 def _even_ctas(plan: Plan, spec: ClusterSpec) -> int:
     """The fewest CTAs, in whole rows and clusters, whose busiest one has no more tiles than with all CTAs of a plan."""
     parts = row_parts(plan, spec)
+    if in_turn(plan):
+        clusters = math.ceil(row_tiles(plan, spec) // plan.cluster_m * parts / tiles_of_cta(plan, spec))
+        return min(plan.ctas, clusters * plan.cluster_m)
     if plan.ctas < parts * plan.cluster_m:
         return plan.ctas
     teams = math.ceil(row_tiles(plan, spec) / tiles_of_cta(plan, spec))

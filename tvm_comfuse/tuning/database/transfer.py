@@ -14,6 +14,7 @@ from tvm_comfuse.schedules.footprint import row_parts
 from tvm_comfuse.schedules.legality import legality, supported
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.spec import ClusterSpec
+from tvm_comfuse.schedules.walk import in_turn
 from tvm_comfuse.tuning.database.record import Record, Shape
 
 #: A transferred plan is not taken where, against the plan that the cost model prefers, it is this much slower than on the
@@ -88,7 +89,7 @@ def adapted(plan: Plan, spec: ClusterSpec, device: Device) -> Plan | None:
         parts = math.ceil(spec.n / columns) if scope == "cluster" else 1
         for depth in range(plan.pipeline_depth, 1, -1):
             made = replace(plan, exchange=scope, cluster_n=parts, pipeline_depth=depth)
-            if row_parts(made, spec) * made.cluster_m > device.sms:
+            if not in_turn(made) and row_parts(made, spec) * made.cluster_m > device.sms:
                 break
             made = replace(made, ctas=persistent_ctas(made, spec, device))
             if not legality(made, spec, device):

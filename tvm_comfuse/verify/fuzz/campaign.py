@@ -11,6 +11,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, settings
 
 from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS, QUAD_COLUMNS
+from tvm_comfuse.schedules.walk import in_turn
 from tvm_comfuse.verify.fuzz.case import Effort, FuzzError, Outcome, run_case
 from tvm_comfuse.verify.fuzz.replay import file_name, script_of
 from tvm_comfuse.verify.fuzz.strategies import Example, examples
@@ -56,6 +57,7 @@ class Summary:
         kinds += [f"stages {min(len(outcome.spec.stages), 5)}", f"results {min(len(outcome.spec.outputs), 4)}"]
         kinds += ["tma operand"] * ("tma" in plan.operands) + ["tma store"] * ("tma" in plan.store)
         kinds += ["resident W"] * plan.w_resident + ["deferred"] * plan.defer + ["quads"] * (plan.w_order == "quads")
+        kinds += ["tiles in turn"] * in_turn(plan)
         kinds += ["narrow tile"] * (plan.tile_n % (2 * QUAD_COLUMNS) != 0)
         kinds += ["fast math"] * plan.fast_math + ["dependent launch"] * plan.dependent_launch
         kinds += ["packed tail"] * plan.packed_tail

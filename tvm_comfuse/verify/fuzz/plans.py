@@ -13,6 +13,7 @@ from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS, QUAD_COLUMNS, Plan
 from tvm_comfuse.schedules.spec import ClusterSpec
 from tvm_comfuse.schedules.timetable import deferred_slots
+from tvm_comfuse.schedules.walk import COLUMNS, TURNS, walks
 
 TILE_K = 64
 #: TMA strides
@@ -43,6 +44,7 @@ class Choice:
     fast, dependent   fast_math, dependent_launch
     packed            wished for; nothing of it where the tail does not go with it
     narrow            tiles are a group of quads narrower; of other orders they are not
+    in_turn           CTAs take turns at all tiles, where the cluster can have it
     groups            MMA warp groups wished for; fewer where they do not fit, two in the cooperative layout
     operands, stores  bit n: tensor n does not go by TMA; a float32 one never does
     """
@@ -69,6 +71,7 @@ class Choice:
     dependent: bool = False
     packed: bool = False
     narrow: bool = False
+    in_turn: bool = False
 
     def tile_n(self, w_order: str) -> int:
         """Columns of a tile."""
@@ -126,6 +129,9 @@ def _plan(choice: Choice, spec: ClusterSpec, cluster_m: int, tile_n: int) -> Pla
     if spec.reductions:
         reach = parts * cluster_m <= MAX_CLUSTER and choice.near
         exchange = ("warp" if groups_n == 1 else "cta") if parts == 1 else "cluster" if reach else "grid"
+    in_turn = choice.in_turn and TURNS in walks(spec)
+    if in_turn:
+        step = cluster_m
     return Plan(
         tile_m=tile_m,
         tile_n=tile_n,
@@ -140,7 +146,8 @@ def _plan(choice: Choice, spec: ClusterSpec, cluster_m: int, tile_n: int) -> Pla
         ctas=step * max(1, min(choice.row_groups, MOST_CTAS // step)),
         operands=_placed(spec.tile_operands, choice.operands),
         store=_placed(spec.tile_outputs, choice.stores),
-        w_resident=choice.resident and cluster_m == 1,
+        w_resident=choice.resident and cluster_m == 1 and not in_turn,
+        walk=TURNS if in_turn else COLUMNS,
         mma_groups=choice.groups if layout == "pingpong" else COOPERATIVE_GROUPS,
         fast_math=choice.fast,
         dependent_launch=choice.dependent,

@@ -111,6 +111,7 @@ def choices() -> st.SearchStrategy[Choice]:
         dependent=st.sampled_from([False, False, True]),
         packed=st.booleans(),
         narrow=st.booleans(),
+        in_turn=st.booleans(),
         groups=st.integers(2, 4),
     )
 
