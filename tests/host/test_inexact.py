@@ -72,3 +72,13 @@ def test_an_error_of_one_sign_adds_up(monkeypatch: pytest.MonkeyPatch, func: Any
     result = verify_kernel("tanh_sum", func, H200, seeds=(0,))
     assert [finding.code for finding in result.findings] == ([] if passes else ["numbers"])
     assert result.interleavings > 0
+
+
+def test_two_functions_of_one_element_do_not_err_the_same_way(func: Any) -> None:
+    """Or the quotient of both would be taken for exact, and a kernel's blamed."""
+    (matmul,) = fuse(from_relax(model()), parse_target("h200"), form="fused")[1].matmuls
+    tanh = of_plan(replace(matmul.plan, fast_math=True), analyze(func)).calls["tanh"]
+    h = np.random.default_rng(0).normal(size=(M, N))
+    quotient, exact = tanh(h) / tanh(h + 1.0), np.tanh(h) / np.tanh(h + 1.0)
+    assert np.median(np.abs(quotient / exact - 1.0)) < 1e-12
+    assert np.mean(np.abs(quotient / exact - 1.0) > TANH_ERROR) == pytest.approx(2 * 0.25 * 0.75, abs=0.05)
