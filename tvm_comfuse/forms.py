@@ -19,11 +19,13 @@ from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.relay_patterns.cluster import Cluster
 from tvm_comfuse.relay_patterns.split_form import SplitForm, split_form
 from tvm_comfuse.schedules.apply import plan_of, schedule
+from tvm_comfuse.schedules.choose import default_plan
 from tvm_comfuse.schedules.cost import estimate, rows_of
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.rows import RowsPlan, analyze_rows, rows_estimate, rows_plan_of, schedule_rows
 from tvm_comfuse.schedules.spec import ClusterSpec, analyze
+from tvm_comfuse.tuning.database.record import Record
 
 AUTO, FUSED, SPLIT = "auto", "fused", "split"
 FORMS = (AUTO, FUSED, SPLIT)
@@ -125,20 +127,34 @@ def choose(
     split: Split,
     device: Device,
     measured: tuple[float, float] | None = None,
+    record: Record | None = None,
 ) -> FormChoice:
     """The form that is wanted, or the faster one; the fused one where it is no slower.
 
     measured  microseconds of both forms on this device, if they are known
+    record    the fused plan's, if it was tuned
     """
     if isinstance(fused, Refusal):
         return FormChoice(
             SPLIT, None, split.us, ESTIMATES, split.gemm, split.rows, f"no plan makes one of it ({fused})"
         )
     spec, plan = fused
-    fused_us, split_us = measured or (estimate(plan, spec, device).total, split.us)
+    fused_us, split_us = measured or (_fused_estimate(spec, plan, device, record is not None), split.us)
     basis = MEASURED if measured else ESTIMATES
     if wanted == AUTO:
         chosen, why = (FUSED, "") if fused_us <= split_us else (SPLIT, "they take less time")
+        if why and record is not None:
+            why += f" (form fused takes the plan of a record, {record})"
     else:
         chosen, why = wanted, "this form is asked for"
     return FormChoice(chosen, fused_us, split_us, basis, split.gemm, split.rows, why)
+
+
+def _fused_estimate(spec: ClusterSpec, plan: Plan, device: Device, tuned: bool) -> float:
+    """Microseconds of the fused form.
+
+    A tuned plan counts as the plan without tuning does, if its own estimate is worse: measurements have said that it is faster.
+    """
+    own = estimate(plan, spec, device).total
+    untuned = default_plan(spec, device) if tuned else plan
+    return own if isinstance(untuned, Refusal) else min(own, estimate(untuned, spec, device).total)

@@ -122,7 +122,8 @@ class _Decider:
             return None
         known = fused if isinstance(fused, Refusal) else (analyze(fused), plan_of(fused))
         record = self.records.get(id(report))
-        choice = self.choices[id(report)] = choose(wanted, known, split, device, record.both_us if record else None)
+        both_us = record.both_us if record else None
+        choice = self.choices[id(report)] = choose(wanted, known, split, device, both_us, record)
         return split if choice.chosen == SPLIT else None
 
     def explained(self, report: MatmulReport) -> MatmulExplanation:

@@ -41,5 +41,11 @@ def commit(
     database: Database, func: Any, us: float = 10.0, number: int = 17, target: str = "h200", **more: Any
 ) -> Record:
     """Add a record."""
-    plan = some_plan(func, number)
+    return commit_plan(database, func, some_plan(func, number), us, target, **more)
+
+
+def commit_plan(
+    database: Database, func: Any, plan: Any, us: float = 10.0, target: str = "h200", **more: Any
+) -> Record:
+    """Add a record of a plan."""
     return database.commit(func, plan, [us * 1e-6], tvm_comfuse.parse_target(target), accuracy=RIGHT, **more)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import tvm
-from database_examples import commit, function
+from database_examples import commit, commit_plan, function
 from split_examples import REDUCING, form_of
 from tvm import relax
 
@@ -19,6 +19,8 @@ from tvm_comfuse.frontend import from_relax
 from tvm_comfuse.fusion import fuse
 from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.relay_patterns import discover
+from tvm_comfuse.schedules.choose import candidates
+from tvm_comfuse.schedules.cost import estimate
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.rows import (
     analyze_rows,
@@ -252,3 +254,27 @@ def test_measured_times_go_before_estimates(tmp_path: Path) -> None:
         assert (matmul.forms.chosen, matmul.forms.basis) == (chosen, MEASURED)
         assert matmul.forms.split_us == split_us
         database = Database.open(tmp_path / "others")
+
+
+def test_a_tuned_plan_with_a_bad_estimate_is_taken_all_the_same(tmp_path: Path) -> None:
+    """It was measured to be faster than the plan without tuning, which is fused."""
+    database, module = Database.open(tmp_path / "records"), from_relax(OPS["layer_norm"].relax_module(24, 128, 64))
+    (without,) = fuse(module, TARGET, use_pretuned=False)[1].matmuls
+    assert without.forms is not None
+    assert without.forms.chosen == FUSED
+    spec = analyze(function())
+    slow = max(candidates(spec, H200), key=lambda plan: estimate(plan, spec, H200).total)
+    assert estimate(slow, spec, H200).total > without.forms.split_us
+    commit_plan(database, function(), slow)
+    (tuned,) = fuse(module, TARGET, tuning_records=database, use_pretuned=False)[1].matmuls
+    assert tuned.plan == slow
+    assert tuned.forms is not None
+    assert (tuned.forms.chosen, tuned.forms.fused_us) == (FUSED, without.forms.fused_us)
+
+
+def test_a_split_that_passes_a_record_over_says_so(tmp_path: Path) -> None:
+    database, module = Database.open(tmp_path / "records"), from_relax(OPS["layer_norm"].relax_module(24, 128, 64))
+    commit(database, function(), us=10.0, split_us=9.0)
+    (matmul,) = fuse(module, TARGET, tuning_records=database, use_pretuned=False)[1].matmuls
+    assert matmul.plan is None
+    assert "form fused takes the plan of a record" in str(matmul.reason)
