@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,8 +45,10 @@ def from_torch(
     from tvm_comfuse.frontend.normal_form import normalize as normalize_pass
     from tvm_comfuse.frontend.torch_converters import converters
 
-    program = _program(torch, model, example_args, dynamic_shapes)
-    program = _decompose(torch, program)
+    with warnings.catch_warnings():
+        # PyTorch warns of what it does itself when it copies a program
+        warnings.filterwarnings("ignore", r".*LeafSpec", FutureWarning)
+        program = _decompose(torch, _program(torch, model, example_args, dynamic_shapes))
     try:
         mod = Importer(converters()).convert(program, keep_params)
     except ModelError:
