@@ -187,7 +187,10 @@ class _Decider:
 def _databases(tuning_records: Records | None, use_pretuned: bool) -> list[Database]:
     """Databases in the order in which they are asked.  Raises DatabaseError."""
     given = [tuning_records] if tuning_records is not None else []
-    opened = [each if isinstance(each, Database) else Database.open(each, create=False) for each in given]
+    # whoever compiles only reads: in a folder of others, and while somebody tunes into it
+    opened = [
+        each if isinstance(each, Database) else Database.open(each, create=False, read_only=True) for each in given
+    ]
     own = pretuned() if use_pretuned else None
     return [*opened, own] if own is not None else opened
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from database_examples import commit, function, module, some_plan
+from permissions import without_permission_to_write
 from tvm.s_tir import meta_schedule as ms
 
 import tvm_comfuse
 from tvm_comfuse.bench import run_suite
 from tvm_comfuse.cli.main import main
 from tvm_comfuse.tuning.database import Database
+from tvm_comfuse.tuning.database.files import LOCK_NAME
 from tvm_comfuse.tuning.database.store import EVIDENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -166,6 +170,46 @@ def test_compile_run_and_verify_take_records(comfuse: Any, database: Database, m
     code, out, _ = comfuse("verify", model, "--seeds", "1", "--json", *options)
     (kernel,) = json.loads(out)["kernels"]
     assert (code, kernel["passed"], kernel["plan"]) == (0, True, some_plan(function()).to_dict())
+
+
+COMMANDS = """
+import json
+import sys
+
+from tvm_comfuse.cli.main import main
+
+for command in json.loads(sys.argv[1]):
+    sys.argv = ["comfuse", *command]
+    try:
+        main()
+    except SystemExit as error:
+        print("exit", command[0], int(error.code or 0), file=sys.stderr)
+"""
+
+
+def test_a_folder_that_may_only_be_read(database: Database, model: str, tmp_path: Path) -> None:
+    commit(database, function())
+    inside = database.directory(tvm_comfuse.parse_target("h200"))
+    (inside / LOCK_NAME).unlink()
+    records, names = str(database.path), sorted(path.name for path in inside.iterdir())
+    options = ["--target", "llvm", "--tuning-records", records]
+    commands = [
+        ["explain", model, *options],
+        ["compile", model, "-o", str(tmp_path / "m.so"), *options],
+        ["run", model, *options],
+        ["db", "list", records],
+        ["db", "prune", records],
+        ["db", "merge", str(tmp_path / "copy"), records],
+    ]
+    folders = [database.path, inside, *inside.iterdir()]
+    with without_permission_to_write(folders) as prefix:
+        command = [*prefix, sys.executable, "-c", COMMANDS, json.dumps(commands)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "plan is tuned on sm_90a-h200" in run.stdout, run.stderr
+    ends = [line for line in run.stderr.splitlines() if line.startswith("exit")]
+    assert ends == ["exit explain 0", "exit compile 0", "exit run 0", "exit db 0", "exit db 2", "exit db 0"]
+    assert "comfuse: needed a folder to write in at " in run.stderr
+    assert sorted(path.name for path in inside.iterdir()) == names
 
 
 def test_bench_takes_records(database: Database, tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from permissions import without_permission_to_write
 
-from tvm_comfuse.tuning.database import DatabaseError, TornLineWarning, files
-from tvm_comfuse.tuning.database.store import EVIDENCE, RECORDS, WORKLOADS, Store, key_of, write_stock
+from tvm_comfuse.tuning.database import DatabaseError, TornLineWarning, files, store
+from tvm_comfuse.tuning.database.store import EVIDENCE, FILES, RECORDS, WORKLOADS, Store, key_of, write_stock
 
 PAYLOAD = [[[], []], [1e-5], {"kind": "llvm"}, []]
 
@@ -139,6 +140,76 @@ def test_a_read_only_store_writes_nothing(tmp_path: Path) -> None:
         file.write(b"[0,")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert len(Store(tmp_path, read_only=True).entries()) == 1
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_reader_without_the_lock_sees_whole_records_at_every_moment_of_a_commit(tmp_path: Path) -> None:
+    """Whatever bytes of a commit are there: the records before it, or those and its own, with their evidence."""
+    store = Store(tmp_path / "made")
+    store.commit(workload("a"), payload(1.0), {"task": "a"})
+    before = {name: (store.folder / name).read_bytes() for name in FILES}
+    store.commit(workload("b"), payload(2.0), {"task": "b"})
+    added = [(name, (store.folder / name).read_bytes()[len(before[name]) :]) for name in FILES]
+    seen, reader = set(), Store(tmp_path / "partly", read_only=True)
+    reader.folder.mkdir()
+    for name in FILES:
+        (reader.folder / name).write_bytes(before[name])
+    for name, line in added:
+        for byte in range(len(line)):
+            with (reader.folder / name).open("ab") as file:
+                file.write(line[byte : byte + 1])
+            tasks = "".join((entry.evidence or {})["task"] for entry in reader.entries())
+            seen.add((name == RECORDS and byte == len(line) - 1, tasks))
+    assert seen == {(False, "a"), (True, "ab")}
+
+
+def test_a_reader_without_the_lock_while_others_drop_and_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, read = Store(tmp_path), files.read_lines
+    for name in "ab":
+        writer.commit(workload(name), payload(1.0), {"task": name})
+
+    def meanwhile(path: Path, start: int = 0) -> tuple[list[str], int]:
+        """Between the reader's first file and its others both happen."""
+        lines = read(path, start)
+        monkeypatch.setattr(store, "read_lines", read)
+        writer.keep(lambda entries: entries[1:])
+        writer.commit(workload("c"), payload(1.0), {"task": "c"})
+        return lines
+
+    monkeypatch.setattr(store, "read_lines", meanwhile)
+    found = Store(tmp_path, read_only=True).entries()
+    assert [entry.evidence and entry.evidence["task"] for entry in found] == [None, "b"]
+    assert [(entry.evidence or {})["task"] for entry in writer.entries()] == ["b", "c"]
+
+
+READER = """
+import sys
+from pathlib import Path
+
+from tvm_comfuse.tuning.database.files import DatabaseError
+from tvm_comfuse.tuning.database.store import Store
+
+store = Store(Path(sys.argv[1]))
+print(len(store.entries()))
+try:
+    store.commit("[]", [], {})
+except DatabaseError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("protected", ["folder", "files"])
+def test_reading_needs_no_permission_to_write(tmp_path: Path, protected: str) -> None:
+    Store(tmp_path).commit(workload("a"), payload(1.0), {})
+    with (tmp_path / RECORDS).open("ab") as file:
+        file.write(b"[0,")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with without_permission_to_write([tmp_path] if protected == "folder" else list(tmp_path.iterdir())) as prefix:
+        command = [*prefix, sys.executable, "-c", READER, str(tmp_path)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+    count, refused = run.stdout.splitlines()
+    assert count == "1", run.stderr
+    assert "check its permissions" in refused
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

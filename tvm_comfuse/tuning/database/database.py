@@ -49,16 +49,20 @@ class Database:
     def open(path: str | Path, *, create: bool = True, read_only: bool = False) -> Database:
         """The database at a path; a new one if there is nothing and `create` says so.
 
-        read_only  take no lock, write nothing, repair nothing: for folders of an installed package
-        Torn lines of a killed writer are repaired at the first look at their folder, with a TornLineWarning.
-        Raises DatabaseError for a folder that is something else.
+        read_only  take no lock, write nothing, repair nothing: for whoever only asks
+        Torn lines of a killed writer are repaired at the first look at their folder, with a TornLineWarning, where this
+        process may write.  Raises DatabaseError for a folder that is something else or that permissions do not allow.
         """
         path = Path(path)
         marker = path / MARKER
-        if not marker.exists():
-            _check_new(path, create and not read_only)
-            path.mkdir(parents=True, exist_ok=True)
-            replace_file(marker, [json.dumps({"format": FORMAT})])
+        try:
+            if not marker.exists():
+                _check_new(path, create and not read_only)
+                path.mkdir(parents=True, exist_ok=True)
+                replace_file(marker, [json.dumps({"format": FORMAT})])
+        except OSError as error:
+            needed = f"a folder for a tuning database that may be {'written' if create else 'read'}"
+            raise DatabaseError(needed, f"{path}: {error}", "check its permissions") from error
         _check_format(marker)
         return Database(path, read_only=read_only)
 
@@ -67,7 +71,11 @@ class Database:
     def bindings(self) -> list[Binding]:
         """Of all folders there are, in order of their names."""
         found = []
-        for folder in sorted(self.path.iterdir()):
+        try:
+            folders = sorted(self.path.iterdir())
+        except OSError as error:
+            raise DatabaseError("a folder to read", f"{self.path}: {error}", "check its permissions") from error
+        for folder in folders:
             if folder.is_dir() and ((folder / WORKLOADS).exists() or (folder / RECORDS).exists()):
                 device, _, rest = folder.name.partition(".kernel")
                 kernel, _, tvm_release = rest.partition(".tvm")

@@ -9,7 +9,7 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -53,6 +53,12 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+def may_write(folder: Path, names: Iterable[str]) -> bool:
+    """Whether this process may lock a folder and repair the files in it that have these names."""
+    paths = [folder, *(folder / name for name in (LOCK_NAME, *names))]
+    return all(os.access(path, os.W_OK) for path in paths if os.path.lexists(path))
+
+
 def append_line(path: Path, line: str) -> None:
     """Append one line and wait until it is on the disk.  The caller holds the lock.
 
@@ -92,7 +98,8 @@ def replace_file(path: Path, lines: list[str]) -> None:
 def read_lines(path: Path, start: int = 0) -> tuple[list[str], int]:
     """The whole lines behind the byte `start`, and the byte behind the last of them.
 
-    What follows the last line end is left out: somebody is writing it, or was killed.  No file has no lines.
+    What follows the last line end is left out: somebody is writing it, or was killed.  No file has no lines.  Raises
+    DatabaseError for a file that cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -100,6 +107,8 @@ def read_lines(path: Path, start: int = 0) -> tuple[list[str], int]:
             data = file.read()
     except FileNotFoundError:
         return [], 0
+    except OSError as error:
+        raise DatabaseError(f"a file to read at {path}", str(error), "check its permissions") from error
     end = data.rfind(b"\n") + 1
     text = data[:end].decode("utf-8", errors="replace")
     return text.split("\n")[:-1], start + end

@@ -16,7 +16,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from tvm_comfuse.tuning.database.files import (
     TornLineWarning,
     append_line,
     locked,
+    may_write,
     read_lines,
     repair,
     replace_file,
@@ -103,8 +104,12 @@ class Store:
         return entry
 
     def entries(self) -> list[Entry]:
-        """All records, oldest first.  Lines that are no records are left out with a TornLineWarning."""
-        with self._lock():
+        """All records, oldest first.  Lines that are no records are left out with a TornLineWarning.
+
+        A line without an end is repaired only where this process may write.  Elsewhere no lock is needed: writers append
+        whole lines and replace whole files, in an order in which what a record names is there before it.
+        """
+        with self._lock() if self._may_write() else nullcontext():
             return [entry for entry, _ in self._read()]
 
     def keep(self, choose: Callable[[list[Entry]], list[Entry]]) -> int:
@@ -126,13 +131,20 @@ class Store:
         found = [(self.folder / name).stat() for name in FILES if (self.folder / name).exists()]
         return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in found)
 
+    def _may_write(self) -> bool:
+        return not self.read_only and may_write(self.folder, FILES)
+
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """The lock, files repaired.  A folder that is only read is taken as it is."""
-        if self.read_only:
-            yield
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """The lock, files repaired.  Raises DatabaseError where that cannot be."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DatabaseError(
+                f"a folder to write in at {self.folder}", str(error), "check its permissions"
+            ) from error
+        if not may_write(self.folder, FILES):
+            raise DatabaseError(f"a folder to write in at {self.folder}", "no permission", "check its permissions")
         with locked(self.folder):
             for name in FILES:
                 repair(self.folder / name)

@@ -1,0 +1,35 @@
+"""Paths that may be read and not written, also where the tests run as root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+#: root passes over permissions by these two capabilities
+DROPPED = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--"]
+
+
+@contextmanager
+def without_permission_to_write(paths: list[Path]) -> Iterator[list[str]]:
+    """Takes the permission for the time of the block; gives what to put in front of a command that is to lack it."""
+    prefix = [] if os.geteuid() else DROPPED
+    if prefix and shutil.which(prefix[0]) is None:
+        pytest.skip("root may write everywhere, and without setpriv it cannot be kept from it")
+    if prefix and subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("root may write everywhere, and setpriv may not keep it from that here")
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in paths}
+    try:
+        for path, mode in modes.items():
+            path.chmod(mode & ~WRITE)
+        yield prefix
+    finally:
+        for path, mode in modes.items():
+            path.chmod(mode)
