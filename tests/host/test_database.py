@@ -341,6 +341,33 @@ def test_open_takes_only_databases(tmp_path: Path, func: Any, target: Any) -> No
         Database.open(made.path)
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_an_empty_folder_is_called_empty(tmp_path: Path, read_only: bool) -> None:
+    with pytest.raises(DatabaseError) as caught:
+        Database.open(tmp_path, create=False, read_only=read_only)
+    assert caught.value.needed == "an existing tuning database"
+    assert caught.value.found == f"an empty folder at {tmp_path}"
+    (tmp_path / "file.txt").touch()
+    with pytest.raises(DatabaseError) as caught:
+        Database.open(tmp_path, create=False, read_only=read_only)
+    # an empty one would not do either, so the message must not ask for it
+    assert caught.value.needed == "an existing tuning database"
+    assert caught.value.found == f"something else at {tmp_path}"
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{}", "{", ""])
+def test_a_broken_marker_is_shown_as_it_is(database: Database, text: str) -> None:
+    marker = database.path / "comfuse_database.json"
+    marker.write_text(text)
+    with pytest.raises(DatabaseError) as caught:
+        Database.open(database.path)
+    assert caught.value.needed == f'{{"format": 1}} in {marker}'
+    assert caught.value.found == repr(text)
+    marker.write_bytes(b"\xff")
+    with pytest.raises(DatabaseError, match="a readable"):
+        Database.open(database.path)
+
+
 def test_torn_line_is_repaired_at_the_first_look(database: Database, func: Any, target: Any) -> None:
     commit(database, func)
     with (database.directory(target) / RECORDS).open("a") as file:

@@ -31,6 +31,8 @@ from tvm_comfuse.tuning.database.store import RECORDS, WORKLOADS, Entry, Store, 
 #: at the top of a database, so that no other folder is taken for one
 MARKER = "comfuse_database.json"
 FORMAT = 1
+#: characters of a file that a message quotes
+_SHOWN = 60
 
 
 class Database:
@@ -366,17 +368,29 @@ def _check_new(path: Path, create: bool) -> None:
             raise DatabaseError("a tuning database", f"{path}, one folder of it", f"open {path.parent}")
         found = f"a database of stock MetaSchedule at {path}, whose records name no versions and no checked results"
         raise DatabaseError("a tuning database of tvm_comfuse", found, "tune again; stock TVM still reads it")
+    needed = "a tuning database or an empty folder" if create else "an existing tuning database"
     # another process may be making the same database
     if path.exists() and (not path.is_dir() or any(not each.name.startswith(MARKER) for each in path.iterdir())):
-        raise DatabaseError("a tuning database or an empty folder", f"something else at {path}", "check the path")
+        raise DatabaseError(needed, f"something else at {path}", "check the path")
     if not create:
-        raise DatabaseError("an existing tuning database", f"nothing at {path}", "check the path")
+        found = f"an empty folder at {path}" if path.exists() else f"nothing at {path}"
+        raise DatabaseError(needed, found, "check the path; `comfuse tune --tuning-records` makes one")
 
 
 def _check_format(marker: Path) -> None:
     try:
-        found = json.loads(marker.read_text()).get("format")
-    except (OSError, ValueError, AttributeError) as error:
+        text = marker.read_text()
+    except (OSError, ValueError) as error:
         raise DatabaseError(f"a readable {marker}", str(error), "restore the file") from error
-    if found != FORMAT:
-        raise DatabaseError(f"a database of format {FORMAT}", f"format {found} at {marker}", "use its tvm_comfuse")
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict) or "format" not in values:
+        needed = f"{json.dumps({'format': FORMAT})} in {marker}"
+        raise DatabaseError(
+            needed, repr(text.strip()[:_SHOWN]), "restore the file; it says which format the records have"
+        )
+    if values["format"] != FORMAT:
+        found = f"format {values['format']} at {marker}"
+        raise DatabaseError(f"a database of format {FORMAT}", found, "use its tvm_comfuse")
