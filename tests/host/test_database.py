@@ -24,7 +24,7 @@ from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.tuning.database import Accuracy, Database, DatabaseError, TornLineWarning, best_plan, pretuned, verify
 from tvm_comfuse.tuning.database.binding import Binding, current_versions
 from tvm_comfuse.tuning.database.database import trace_of, workload_module
-from tvm_comfuse.tuning.database.store import EVIDENCE, RECORDS, WORKLOADS
+from tvm_comfuse.tuning.database.store import EVIDENCE, FILES, RECORDS, WORKLOADS
 
 OTHER_TARGETS = ("h100", "llvm", "cuda -arch=sm_80", "nvidia/nvidia-h100")
 
@@ -238,7 +238,7 @@ def test_buckets_of_a_symbolic_m(database: Database, symbolic: Any, target: Any)
     assert database.export(target, database.path.with_name("stock")) == 1
     (record,) = ms.database.JSONDatabase(work_dir=str(database.path.with_name("stock"))).get_all_tuning_records()
     assert int(record.args_info[0].shape[0]) == 16384
-    assert database.prune() == 1
+    assert database.prune(1) == 1
     assert sorted(r.evidence.rows for r in database.records() if r.evidence) == [256, 4096, 16384]
 
 
@@ -291,6 +291,27 @@ def test_prune_keeps_the_best_and_drops_other_versions_on_demand(database: Datab
     assert all(record.is_current for record in database.records())
     with pytest.raises(DatabaseError, match="at least one"):
         database.prune(0)
+
+
+def test_prune_without_a_number_keeps_all_that_is_believed(database: Database, func: Any, target: Any) -> None:
+    for us, number in ((12.0, 3), (9.0, 5), (10.0, 8)):
+        commit(database, func, us, number)
+    folder = database.directory(target)
+    evidence = (folder / EVIDENCE).read_text().splitlines(keepends=True)
+    (folder / EVIDENCE).write_text("".join(evidence[1:]) + "{}\n")
+    with (folder / RECORDS).open("a") as file:
+        file.write("[0,[[\n[3]\n")
+    before = {name: (folder / name).read_bytes() for name in FILES}
+    with pytest.warns(TornLineWarning, match="without --keep removes it and no record that is believed"):
+        (gone,) = database.removals()
+    assert gone.why.startswith("not believed: no evidence")
+    assert [round(each.record.seconds * 1e6) for each in database.removals(1)] == [12, 10]
+    assert database.bad_lines() == 3
+    assert {name: (folder / name).read_bytes() for name in FILES} == before
+    with pytest.warns(TornLineWarning):
+        assert database.prune() == 1
+    assert [round(record.seconds * 1e6) for record in database.records()] == [9, 10]
+    assert (database.removals(), database.bad_lines(), database.prune()) == ([], 0, 0)
 
 
 def test_verify_finds_what_no_longer_holds(database: Database, func: Any, target: Any) -> None:

@@ -98,7 +98,9 @@ def test_merge_prune_export(comfuse: Any, database: Database, tmp_path: Path) ->
     commit(other, func, 8.0, 4)
     commit(other, function(32), 8.0, 4)
     assert comfuse("db", "merge", tmp_path / "all", database.path, other.path)[:2] == (0, "3 new records\n")
-    assert comfuse("db", "prune", tmp_path / "all")[:2] == (0, "1 dropped, 2 left\n")
+    # nothing is wrong with any of them
+    assert comfuse("db", "prune", tmp_path / "all")[:2] == (0, "0 dropped, 3 left\n")
+    assert comfuse("db", "prune", tmp_path / "all", "--keep", "1")[:2] == (0, "1 dropped, 2 left\n")
     code, out, _ = comfuse("db", "export", tmp_path / "all", "-o", tmp_path / "stock", "--target", "h200", "--json")
     assert (code, json.loads(out)["exported"]) == (0, 2)
     records = ms.database.JSONDatabase(work_dir=str(tmp_path / "stock")).get_all_tuning_records()
@@ -106,6 +108,24 @@ def test_merge_prune_export(comfuse: Any, database: Database, tmp_path: Path) ->
     assert comfuse("db", "export", tmp_path / "all", "-o", tmp_path / "h100", "--target", "h100")[1].endswith(
         "0 records for h100\n"
     )
+
+
+def test_prune_says_what_would_go(comfuse: Any, database: Database) -> None:
+    for us, number in ((9.0, 3), (8.0, 4)):
+        commit(database, function(), us, number)
+    with (database.directory(tvm_comfuse.parse_target("h200")) / EVIDENCE).open("a") as file:
+        file.write("{}\n")
+    slow = database.records()[0].entry.key
+    options = ("db", "prune", database.path, "--keep", "1")
+    expected = f"{slow[:12]} sm_90a-h200 24 x 128 x 64: not among the 1 fastest: 9.0 us\n"
+    assert comfuse(*options, "--dry-run")[1] == expected + "1 would be dropped, 1 left; 1 broken line\n"
+    told = json.loads(comfuse(*options, "--dry-run", "--json")[1])
+    assert told["records"] == [{"key": slow, "why": "not among the 1 fastest: 9.0 us"}]
+    assert len(database.records()) == 2
+    done = json.loads(comfuse(*options, "--json")[1])
+    assert done == {**told, "dry_run": False}
+    assert (len(database.records()), database.bad_lines()) == (done["left"], 0)
+    assert comfuse(*options, "--stale", "--dry-run")[1] == "0 would be dropped, 1 left\n"
 
 
 def test_verify(comfuse: Any, database: Database) -> None:

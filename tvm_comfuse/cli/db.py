@@ -72,18 +72,27 @@ def merge(
 @app.command()
 def prune(
     folder: Folder,
-    keep: Keep = 1,
+    keep: Annotated[
+        int | None, typer.Option("--keep", min=1, help="Drop also all but so many records of a workload, the fastest.")
+    ] = None,
     stale: Annotated[bool, typer.Option("--stale", help="Remove the records of other versions altogether.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Keep the fastest records of each workload; drop those that are not believed."""
-    database = _open(folder)
-    dropped = database.prune(keep, stale=stale)
-    left = len(database.records())
+    """Drop records that are not believed and lines that are no records."""
+    database = _open(folder, read_only=dry_run)
+    lines, gone = database.bad_lines(), database.removals(keep, stale=stale)
+    dropped = len(gone) if dry_run else database.prune(keep, stale=stale)
+    left = len(database.records()) - (len(gone) if dry_run else 0)
     if json:
-        print_json({"dropped": dropped, "left": left})
+        removed = [{"key": each.record.entry.key, "why": each.why} for each in gone]
+        print_json({"dry_run": dry_run, "dropped": dropped, "left": left, "lines": lines, "records": removed})
         return
-    console().print(f"{dropped} dropped, {left} left")
+    out = console()
+    for each in gone if dry_run else []:
+        out.print(f"{each.record.entry.key[:KEY_LENGTH]} {_label(each.record)}: {each.why}")
+    broken = f"; {lines} broken line{'s' if lines != 1 else ''}" if lines else ""
+    out.print(f"{dropped} {'would be ' if dry_run else ''}dropped, {left} left{broken}")
 
 
 @app.command()

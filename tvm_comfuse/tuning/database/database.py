@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.tuning.database.binding import Binding, current_versions
 from tvm_comfuse.tuning.database.files import DatabaseError, replace_file
+from tvm_comfuse.tuning.database.prune import Removal, grouped, removals
 from tvm_comfuse.tuning.database.record import Accuracy, Evidence, Record, Shape, plan_text, workload_of
 from tvm_comfuse.tuning.database.store import RECORDS, WORKLOADS, Entry, Store, compact, workload_line, write_stock
 
@@ -206,15 +207,24 @@ class Database:
                 added += 1
         return added, refused
 
-    def prune(self, keep: int = 1, *, stale: bool = False) -> int:
-        """Keep the `keep` fastest believed records of each workload and bucket; returns how many were dropped.
+    def removals(self, keep: int | None = None, *, stale: bool = False) -> list[Removal]:
+        """The records that `prune` with the same arguments drops, and why.  Raises DatabaseError."""
+        _check_keep(keep)
+        return removals(self.records(), keep, stale=stale)
 
+    def bad_lines(self) -> int:
+        """How many lines are no records or no evidence; `prune` drops them.  Raises DatabaseError."""
+        return sum(len(self._store(binding).bad_lines()) for binding in self.bindings())
+
+    def prune(self, keep: int | None = None, *, stale: bool = False) -> int:
+        """Drop records that are not believed, and lines that are none; returns how many records were dropped.
+
+        keep   drop also what is slower than this many records of the same workload and bucket
         stale  remove the folders of other versions altogether
         Raises DatabaseError.
         """
         self._check_writable()
-        if keep < 1:
-            raise DatabaseError("at least one record to keep of each workload", str(keep), "delete the folder instead")
+        _check_keep(keep)
         dropped = 0
         for binding in self.bindings():
             if stale and not binding.is_current:
@@ -222,7 +232,7 @@ class Database:
                 shutil.rmtree(self.path / binding.folder)
                 self._stores.pop(binding.folder, None)
                 continue
-            dropped += self._store(binding).keep(_best_of(binding, keep))
+            dropped += self._store(binding).keep(_kept(binding, keep))
         return dropped
 
     def export(self, target: Target, folder: str | Path, keep: int = 1) -> int:
@@ -332,23 +342,17 @@ def fastest(records: list[Record]) -> Record | None:
     return min(records, key=lambda record: record.seconds, default=None)
 
 
-def grouped(records: Iterable[Record], key: Callable[[Record], Any]) -> list[list[Record]]:
-    """Records with equal keys together, in order."""
-    groups: dict[Any, list[Record]] = {}
-    for record in records:
-        groups.setdefault(key(record), []).append(record)
-    return list(groups.values())
-
-
-def _best_of(binding: Binding, keep: int) -> Callable[[list[Entry]], list[Entry]]:
+def _kept(binding: Binding, keep: int | None) -> Callable[[list[Entry]], list[Entry]]:
     def choose(entries: list[Entry]) -> list[Entry]:
-        believed = [record for record in (Record(binding, entry) for entry in entries) if not record.doubt]
-        kept: list[Record] = []
-        for group in grouped(believed, lambda record: (record.entry.workload, _evidence(record).rows)):
-            kept += sorted(group, key=lambda record: record.seconds)[:keep]
-        return [record.entry for record in kept]
+        gone = {id(each.record.entry) for each in removals((Record(binding, entry) for entry in entries), keep)}
+        return [entry for entry in entries if id(entry) not in gone]
 
     return choose
+
+
+def _check_keep(keep: int | None) -> None:
+    if keep is not None and keep < 1:
+        raise DatabaseError("at least one record to keep of each workload", str(keep), "delete the folder instead")
 
 
 def _plan_of_payload(payload: Any) -> Plan | None:

@@ -126,6 +126,14 @@ class Store:
             replace_file(self.folder / EVIDENCE, [_dump(values) for values in evidence.values()])
         return len(pairs) - len(kept)
 
+    def bad_lines(self) -> list[str]:
+        """Whole lines that are no records or no evidence, which `keep` drops.  Raises DatabaseError."""
+        found = []
+        for name, is_good in ((EVIDENCE, _is_evidence), (RECORDS, _is_record)):
+            lines, _ = read_lines(self.folder / name)
+            found += [line for line in lines if not is_good(_parsed(line))]
+        return found
+
     def state(self) -> tuple[Any, ...]:
         """Changes whenever a file does."""
         found = [(self.folder / name).stat() for name in FILES if (self.folder / name).exists()]
@@ -158,7 +166,7 @@ class Store:
         workloads = self._workloads.refresh()
         evidence = {}
         for values in (_load(line, self.folder / EVIDENCE) for line in evidence_lines):
-            if isinstance(values, dict) and isinstance(values.get("key"), str):
+            if _is_evidence(values):
                 evidence[values["key"]] = values
         pairs = []
         for line in record_lines:
@@ -258,13 +266,25 @@ def _is_record(values: Any) -> bool:
     )
 
 
-def _load(line: str, path: Path) -> Any:
+def _is_evidence(values: Any) -> bool:
+    return isinstance(values, dict) and isinstance(values.get("key"), str)
+
+
+def _parsed(line: str) -> Any:
+    """The value of a line of JSON; a ValueError, which is neither a record nor evidence, if it is not JSON."""
     try:
         return json.loads(line)
-    except ValueError:
-        text = f"a line of {path} is not JSON and was left out; `comfuse db prune` removes it: {line[:60]!r}"
+    except ValueError as error:
+        return error
+
+
+def _load(line: str, path: Path) -> Any:
+    values = _parsed(line)
+    if isinstance(values, ValueError):
+        hint = "`comfuse db prune` without --keep removes it and no record that is believed"
+        text = f"a line of {path} is not JSON and was left out; {hint}: {line[:60]!r}"
         warnings.warn(text, TornLineWarning, stacklevel=4)
-        return None
+    return values
 
 
 def _dump(values: Any, *, sort_keys: bool = False) -> str:
