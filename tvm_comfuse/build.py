@@ -39,6 +39,7 @@ def compile(
     tuning_records: Records | None = None,
     use_pretuned: bool = True,
     form: str = "auto",
+    rows: int | None = None,
     dump: str | Path | None = None,
 ) -> Compiled:
     """Compile a model, with every cluster that can be one as one kernel, or as two where these are faster.
@@ -52,6 +53,8 @@ def compile(
     use_pretuned  whether measured plans that come with the package are used
     form          ``auto``: a cluster is one kernel only where that takes no longer than two, a product and one for the rows;
                   ``fused`` or ``split``: always the one or the other
+    rows          where M is symbolic, the number of rows for which tuning records are chosen, as in ``tune``; those of the
+                  most rows if None
     dump          a folder for the IR after each phase, CUDA source and the compiler's figures
 
     Raises ModelError, TargetError, PlanError, DatabaseError and BuildError.
@@ -64,7 +67,9 @@ def compile(
     writer = Dump(dump)
     mod = to_module(model, example_args)
     writer.ir("import", mod)
-    mod, explanation = fuse(mod, parsed, plans, tuning_records=tuning_records, use_pretuned=use_pretuned, form=form)
+    mod, explanation = fuse(
+        mod, parsed, plans, tuning_records=tuning_records, use_pretuned=use_pretuned, form=form, rows=rows
+    )
     writer.ir("fuse", mod)
     writer.json("explain", explanation.to_dict())
     with _build_errors():

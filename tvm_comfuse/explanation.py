@@ -149,6 +149,7 @@ def explain(
     tuning_records: Records | None = None,
     use_pretuned: bool = True,
     form: str = "auto",
+    rows: int | None = None,
 ) -> Explanation:
     """Say for each matmul of a model whether it is fused, how, and why not.  Compiles nothing.
 
@@ -160,4 +161,4 @@ def explain(
 
     parsed = parse_target(target)
     mod = to_module(model, example_args)
-    return fuse(mod, parsed, tuning_records=tuning_records, use_pretuned=use_pretuned, form=form)[1]
+    return fuse(mod, parsed, tuning_records=tuning_records, use_pretuned=use_pretuned, form=form, rows=rows)[1]

@@ -42,6 +42,7 @@ def fuse(
     tuning_records: Records | None = None,
     use_pretuned: bool = True,
     form: str = AUTO,
+    rows: int | None = None,
 ) -> tuple[tvm.IRModule, Explanation]:
     """The module with each cluster replaced by a call of one scheduled function, or by two where that is faster, and what was
     decided.
@@ -53,18 +54,23 @@ def fuse(
     use_pretuned    whether the records that come with the package are asked, after those of tuning_records
     form            ``auto``: two functions for a cluster with a row reduction where these are faster, or where one has no plan;
                     ``split``: always two; ``fused``: one where it has a plan, as for all matmuls that `plans` has
+    rows            where M is symbolic, the number of rows for which records are chosen; those of the most rows if None
 
     Where no record answers, the plan is the one the cost model prefers.
-    Raises PlanError for a form that is none and for a plan that is malformed, not legal, or of a matmul that has no cluster,
-    DatabaseError for tuning_records that cannot be read.
+    Raises PlanError for a form that is none, for rows that the model cannot have, and for a plan that is malformed, not legal,
+    or of a matmul that has no cluster, DatabaseError for tuning_records that cannot be read.
     """
     check_form(form)
+    _check_rows(rows)
     parsed, splits = _parse(plans or {})
     databases = _databases(tuning_records, use_pretuned)
-    decider = _Decider(target, parsed, databases, tell_default=tuning_records is not None, form=form, splits=splits)
+    decider = _Decider(
+        target, parsed, databases, tell_default=tuning_records is not None, form=form, splits=splits, rows=rows
+    )
     fused, reports = fuse_clusters(mod, decider.accept, decider.on_offer)
     matmuls = [report for discovery in reports.values() for report in discovery.matmuls]
     _check_names({*parsed, *splits}, [report.name for report in matmuls])
+    _check_static_rows(rows, matmuls)
     explained = tuple(decider.explained(matmul) for matmul in matmuls)
     return fused, Explanation(name_of(target), explained, planned_for="" if is_cuda(target) else H200.name)
 
@@ -77,6 +83,7 @@ class _Decider:
     choices, records   the form of each cluster that has two, and the tuning record of its fused form, likewise
     tell_default       whether it is worth a word that no record answered
     form, splits       wanted of all clusters; those whose split form is
+    rows               that records of clusters with a symbolic M are chosen for
     """
 
     target: Target
@@ -89,6 +96,7 @@ class _Decider:
     records: dict[int, Record] = field(default_factory=dict)
     form: str = AUTO
     splits: frozenset[str] = frozenset()
+    rows: int | None = None
     offered: MatmulReport | None = None
 
     def on_offer(self, report: MatmulReport) -> None:
@@ -177,11 +185,11 @@ class _Decider:
         # a CPU runs the clusters of an H200, so it shows the plans of one, unless it was tuned itself
         target = self.target
         if not is_cuda(target):
-            own = next((r for d in self.databases if (r := d.query(func, target)) is not None), None)
+            own = next((r for d in self.databases if (r := d.query(func, target, self.rows)) is not None), None)
             if own is not None and own.plan is not None:
                 return own.plan, PlanSource("tuned", str(own), own)
             target = parse_target(H200.name)
-        return best_plan(func, target, self.databases)
+        return best_plan(func, target, self.databases, self.rows)
 
 
 def _databases(tuning_records: Records | None, use_pretuned: bool) -> list[Database]:
@@ -260,6 +268,25 @@ def _parse(plans: Plans) -> tuple[dict[str, Plan], frozenset[str]]:
             raise PlanError(f"a plan, its dictionary or its JSON for {name}", f"{plan!r}"[:80], hint)
         parsed[name] = plan
     return parsed, splits
+
+
+def _check_rows(rows: Any) -> None:
+    if rows is not None and (type(rows) is not int or rows < 1):
+        raise PlanError("rows of at least 1", repr(rows), "give the M that the model is mostly called with")
+
+
+def _check_static_rows(rows: int | None, matmuls: Sequence[MatmulReport]) -> None:
+    """Raises PlanError for a model that has another number of rows.
+
+    Where some matmul has a symbolic M, rows are meant for those and the others keep their own.
+    """
+    sizes = {matmul.name: matmul.shape[0] for matmul in matmuls}
+    if rows is None or any(not isinstance(m, int) for m in sizes.values()):
+        return
+    others = ", ".join(f"{m} in {name}" for name, m in sizes.items() if m != rows)
+    if others:
+        needed = f"a model with a symbolic M, to choose plans for {rows} rows"
+        raise PlanError(needed, f"static M: {others}", "leave rows out, or export the model with a symbolic M")
 
 
 def _check_names(wanted: set[str], names: list[str]) -> None:

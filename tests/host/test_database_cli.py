@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from database_examples import commit, function, module, some_plan
 from permissions import without_permission_to_write
+from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 
 import tvm_comfuse
 from tvm_comfuse.bench import run_suite
 from tvm_comfuse.cli.main import main
-from tvm_comfuse.tuning.database import Database
+from tvm_comfuse.errors import PlanError
+from tvm_comfuse.tuning.database import Database, best_plan
 from tvm_comfuse.tuning.database.files import LOCK_NAME
 from tvm_comfuse.tuning.database.store import EVIDENCE
 
@@ -174,6 +176,82 @@ def test_explain_says_where_plans_come_from(comfuse: Any, database: Database, mo
     assert compiled.explanation is not None
     assert compiled.explanation.matmuls[0].plan.to_dict() == before["plan"]
     assert compiled.explanation.matmuls[0].plan_source == ""
+
+
+SYMBOLIC = """
+import torch
+from tvm_comfuse.bench.ops import OPS
+
+
+def build():
+    shapes = (24, 64), (128, 64), (24, 128), (128,), (128,), (128,)
+    return OPS["layer_norm"].relax_module(None, 128, 64, "bfloat16"), [torch.ones(s).bfloat16() for s in shapes]
+"""
+
+
+@pytest.fixture
+def buckets(database: Database) -> dict[int, Any]:
+    """Plans by the rows they were measured with."""
+    measured = {256: (5.0, 3), 4096: (30.0, 9), 16384: (99.0, 13)}
+    return {rows: commit(database, function(None), us, plan, rows=rows).plan for rows, (us, plan) in measured.items()}
+
+
+def test_rows_choose_among_the_buckets_of_a_symbolic_m(
+    comfuse: Any, database: Database, buckets: dict[int, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "symbolic.py").write_text(SYMBOLIC)
+    model, records = f"{tmp_path}/symbolic.py:build", ("--tuning-records", database.path, "--no-pretuned")
+    for rows, bucket in ((1, 256), (1100, 4096), (None, 16384)):
+        given = ("--rows", rows) if rows else ()
+        (matmul,) = json.loads(comfuse("explain", model, "--json", *records, *given)[1])["matmuls"]
+        assert matmul["plan"] == buckets[bucket].to_dict(), rows
+        assert matmul["plan_source"].endswith(f" us for {bucket} rows")
+    out, given = tmp_path / "m.so", ("--rows", 300, "--target", "llvm")
+    (matmul,) = json.loads(comfuse("compile", model, "-o", out, "--json", *records, *given)[1])["matmuls"]
+    assert matmul["plan"] == buckets[256].to_dict()
+    assert comfuse("run", model, *records, *given)[0] == 0
+    (kernel,) = json.loads(comfuse("verify", model, "--seeds", "1", "--json", *records, "--rows", 300)[1])["kernels"]
+    assert kernel["plan"] == buckets[256].to_dict()
+    assert comfuse("explain", model, "--rows", 0)[0] == 2
+
+
+def test_rows_of_a_static_m(comfuse: Any, model: str) -> None:
+    code, out, err = comfuse("explain", model, "--rows", 25)
+    assert (code, out) == (2, "")
+    assert "a symbolic M, to choose plans for 25 rows; found static M: 24 in lv" in err
+    assert comfuse("explain", model, "--rows", 24)[0] == 0
+    for rows in (0, -1, 2.5, True):
+        with pytest.raises(PlanError, match="rows of at least 1"):
+            tvm_comfuse.explain(module(), rows=rows)
+
+
+def test_rows_are_of_the_matmuls_with_a_symbolic_m(database: Database, buckets: dict[int, Any]) -> None:
+    """A static M beside a symbolic one keeps its own records, also near ones."""
+    near = commit(database, function(48, "rms_norm"), 7.0, 4)
+    commit(database, function(4096, "rms_norm"), 7.0, 5)
+    target, rms = tvm_comfuse.parse_target("h200"), function(40, "rms_norm")
+    assert best_plan(rms, target, database, 4096)[1].record.entry == near.entry
+    mod = two_in_one(module(None), module(48, "rms_norm"))
+    first, second = tvm_comfuse.explain(mod, tuning_records=database, rows=300, use_pretuned=False).matmuls
+    assert (first.plan, second.plan) == (buckets[256], near.plan)
+
+
+def two_in_one(first: Any, second: Any) -> Any:
+    """A module that calls the main functions of both."""
+    builder = relax.BlockBuilder()
+    functions = [relax.utils.copy_with_new_vars(mod["main"]) for mod in (first, second)]
+    params = [param for func in functions for param in func.params]
+    with builder.function("main", params):
+        with builder.dataflow():
+            results = []
+            for func in functions:
+                for block in func.body.blocks:
+                    for binding in block.bindings:
+                        builder.emit_normalized(binding)
+                results.append(func.body.body)
+            out = builder.emit_output(relax.Tuple(results))
+        builder.emit_func_output(out)
+    return builder.finalize()
 
 
 def matmul_name(mod: Any) -> str:

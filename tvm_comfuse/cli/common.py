@@ -26,6 +26,12 @@ Pretuned = Annotated[
 FormOption = Annotated[
     str, typer.Option("--form", help="auto, fused or split: one kernel a cluster, two, or what takes less time.")
 ]
+RowsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--rows", min=1, help="Rows for which tuning records of a symbolic M are chosen; the most if left out."
+    ),
+]
 PlansFile = Annotated[
     Path | None,
     typer.Option(

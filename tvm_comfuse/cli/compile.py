@@ -13,6 +13,7 @@ from tvm_comfuse.cli.common import (
     Model,
     PlansFile,
     Pretuned,
+    RowsOption,
     TargetOption,
     TuningRecords,
     console,
@@ -40,6 +41,7 @@ def compile_(
     tuning_records: TuningRecords = None,
     pretuned: Pretuned = True,
     form: FormOption = "auto",
+    rows: RowsOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Compile a model to a shared library and report each kernel's registers, spills and shared memory."""
@@ -54,6 +56,7 @@ def compile_(
         tuning_records=tuning_records,
         use_pretuned=pretuned,
         form=form,
+        rows=rows,
         dump=dump,
     )
     explanation = compiled.explanation

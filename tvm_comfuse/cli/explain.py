@@ -9,6 +9,7 @@ from tvm_comfuse.cli.common import (
     JsonFlag,
     Model,
     Pretuned,
+    RowsOption,
     TargetOption,
     TuningRecords,
     console,
@@ -29,13 +30,16 @@ def explain(
     tuning_records: TuningRecords = None,
     pretuned: Pretuned = True,
     form: FormOption = "auto",
+    rows: RowsOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Say for each matmul whether it is fused, with which plan, and why not."""
     start()
     from tvm_comfuse.explanation import explain as explain_model
 
-    explanation = explain_model(model, target, tuning_records=tuning_records, use_pretuned=pretuned, form=form)
+    explanation = explain_model(
+        model, target, tuning_records=tuning_records, use_pretuned=pretuned, form=form, rows=rows
+    )
     if json:
         print_json(explanation.to_dict())
     else:

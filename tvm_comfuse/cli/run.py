@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tvm_comfuse.cli.common import FormOption, JsonFlag, Model, Pretuned, TuningRecords, console, print_json, start
+from tvm_comfuse.cli.common import (
+    FormOption,
+    JsonFlag,
+    Model,
+    Pretuned,
+    RowsOption,
+    TuningRecords,
+    console,
+    print_json,
+    start,
+)
 from tvm_comfuse.errors import ModelError
 from tvm_comfuse.output import check_output
 
@@ -26,6 +36,7 @@ def run(
     tuning_records: TuningRecords = None,
     pretuned: Pretuned = True,
     form: FormOption = "auto",
+    rows: RowsOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Compile a model, run it on its example inputs, and describe the outputs."""
@@ -45,7 +56,9 @@ def run(
         compiled = load(library)
     else:
         chosen = _default_target() if target == "auto" else target
-        compiled = compile_model(loaded.mod, chosen, tuning_records=tuning_records, use_pretuned=pretuned, form=form)
+        compiled = compile_model(
+            loaded.mod, chosen, tuning_records=tuning_records, use_pretuned=pretuned, form=form, rows=rows
+        )
     outputs, seconds = _timed(compiled, loaded.example_inputs)
     if save is not None:
         _save(outputs, save)

@@ -12,6 +12,7 @@ from tvm_comfuse.cli.common import (
     Model,
     PlansFile,
     Pretuned,
+    RowsOption,
     TargetOption,
     TuningRecords,
     console,
@@ -37,6 +38,7 @@ def verify(
     tuning_records: TuningRecords = None,
     pretuned: Pretuned = True,
     form: FormOption = "auto",
+    rows: RowsOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Check every kernel of a model without a GPU: rules of the protocol, interleavings, error against float64."""
@@ -50,6 +52,7 @@ def verify(
         tuning_records=tuning_records,
         use_pretuned=pretuned,
         form=form,
+        rows=rows,
         seeds=range(seeds),
     )
     if json:

@@ -100,6 +100,7 @@ def verify(
     tuning_records: Records | None = None,
     use_pretuned: bool = True,
     form: str = "auto",
+    rows: int | None = None,
     seeds: Sequence[int] = DEFAULT_SEEDS,
 ) -> VerifyReport:
     """Verify every kernel that ``tvm_comfuse.compile`` would make of a model.  Needs no GPU and compiles nothing.
@@ -119,7 +120,7 @@ def verify(
     if device is None:
         raise TargetError("a Hopper GPU, which kernels are made for", name_of(parsed), "use the target h200 or h100")
     mod = to_module(model, example_args)
-    fused, _ = fuse(mod, parsed, plans, tuning_records=tuning_records, use_pretuned=use_pretuned, form=form)
+    fused, _ = fuse(mod, parsed, plans, tuning_records=tuning_records, use_pretuned=use_pretuned, form=form, rows=rows)
     clusters = {gvar.name_hint: func for gvar, func in fused.functions_items() if is_cluster(func)}
     return VerifyReport(
         name_of(parsed), tuple(verify_kernel(name, clusters[name], device, seeds) for name in sorted(clusters))

@@ -52,7 +52,7 @@ def best_plan(
     """The plan of the fastest record of a canonical function, else of the nearest one, else the cost model's.
 
     databases  asked in this order, all of them for the function itself before any for a near one
-    rows       where M is symbolic, the number of rows to be good at
+    rows       where M is symbolic, the number of rows to be good at; a static M is what it is
     The plan is legal; a Refusal says why no plan is, also for a target without plans.  Raises LoweringError if the
     function is not canonical, DatabaseError if a database cannot be read.
     """
@@ -60,6 +60,7 @@ def best_plan(
     if device is None:
         return Refusal("device", "plans are for Hopper GPUs (sm_90a) only", {"target": str(target.kind)}), DEFAULT
     spec = analyze(func)
+    rows = rows if spec.m is None else None
     sources = [databases] if isinstance(databases, Database) else list(databases)
     for database in sources:
         record = database.query(func, target, rows)

@@ -228,11 +228,15 @@ class Record:
         return schedule.mod["main"]
 
     def __str__(self) -> str:
-        """Where a plan comes from, e.g. ``tuned on sm_90a-h200 at 2026-11-29T19:16:17+00:00, 61.2 us``."""
+        """Where a plan comes from, e.g. ``tuned on sm_90a-h200 at 2026-11-29T19:16:17+00:00, 61.2 us``.
+
+        Of a symbolic M it says for how many rows.
+        """
         evidence = self.evidence
         where = (evidence.device_name or evidence.device) if evidence else self.binding.device
         when = f" at {evidence.time}" if evidence else ""
-        return f"tuned on {where}{when}, {self.seconds * 1e6:.1f} us"
+        rows = f" for {evidence.rows} rows" if evidence and evidence.shape.m is None else ""
+        return f"tuned on {where}{when}, {self.seconds * 1e6:.1f} us{rows}"
 
 
 def plan_text(trace: Any) -> str | None:
