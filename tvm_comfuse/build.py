@@ -48,7 +48,8 @@ def compile(
                   takes: a ``.pt2`` or Relax ``.json`` file, ``file.py:function``, ``package.module:function``
     target        see parse_target
     example_args  tensors to export a torch module with
-    plans         the plan of some matmuls by their names in ``explain``; the others get the best one that is known
+    plans         the plan of some matmuls by their names in ``explain``, or all that ``explain --json`` or ``tune --json``
+                  wrote, whose shapes are then compared; the others get the best one that is known
     tuning_records  a tuning database of measured plans, or its folder
     use_pretuned  whether measured plans that come with the package are used
     form          ``auto``: a cluster is one kernel only where that takes no longer than two, a product and one for the rows;

@@ -15,6 +15,7 @@ from tvm_comfuse.cpu_schedule import cpu_schedule
 from tvm_comfuse.errors import PlanError
 from tvm_comfuse.explanation import Explanation, MatmulExplanation
 from tvm_comfuse.forms import AUTO, FUSED, SPLIT, FormChoice, Split, check_form, choose, make_split
+from tvm_comfuse.given_plans import GivenPlans
 from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.relay_patterns.cluster import MatmulReport
 from tvm_comfuse.relay_patterns.rewrite import Form, fuse_clusters
@@ -28,8 +29,8 @@ from tvm_comfuse.target import is_cuda, name_of, parse_target
 from tvm_comfuse.tuning.database import Database, PlanSource, Record, best_plan, pretuned
 
 #: by matmul name, as ``explain`` gives it: a plan, its dictionary or its JSON text; or the word ``split``, for two kernels with
-#: the plans that are best known
-Plans = Mapping[str, "Plan | dict[str, Any] | str"]
+#: the plans that are best known; or the whole of what ``explain --json`` or ``tune --json`` wrote
+Plans = Mapping[str, Any]
 #: a tuning database or its folder
 Records = Database | str | Path
 
@@ -58,18 +59,19 @@ def fuse(
 
     Where no record answers, the plan is the one the cost model prefers.
     Raises PlanError for a form that is none, for rows that the model cannot have, and for a plan that is malformed, not legal,
-    or of a matmul that has no cluster, DatabaseError for tuning_records that cannot be read.
+    of another shape, or of a matmul that has no cluster, DatabaseError for tuning_records that cannot be read.
     """
     check_form(form)
     _check_rows(rows)
-    parsed, splits = _parse(plans or {})
+    given = GivenPlans.of(plans or {})
     databases = _databases(tuning_records, use_pretuned)
-    decider = _Decider(
-        target, parsed, databases, tell_default=tuning_records is not None, form=form, splits=splits, rows=rows
-    )
+    tell_default = tuning_records is not None
+    decider = _Decider(target, given, databases, tell_default, form=form, rows=rows)
     fused, reports = fuse_clusters(mod, decider.accept, decider.on_offer)
     matmuls = [report for discovery in reports.values() for report in discovery.matmuls]
-    _check_names({*parsed, *splits}, [report.name for report in matmuls])
+    given.check_names([matmul.name for matmul in matmuls])
+    for matmul in matmuls:
+        given.check_shape(matmul)
     _check_static_rows(rows, matmuls)
     explained = tuple(decider.explained(matmul) for matmul in matmuls)
     return fused, Explanation(name_of(target), explained, planned_for="" if is_cuda(target) else H200.name)
@@ -82,12 +84,12 @@ class _Decider:
     accepted, sources  plans, and where they come from, by the identity of the matmul's report
     choices, records   the form of each cluster that has two, and the tuning record of its fused form, likewise
     tell_default       whether it is worth a word that no record answered
-    form, splits       wanted of all clusters; those whose split form is
+    form               wanted of all clusters that have no plan and whose split form is not asked for by name
     rows               that records of clusters with a symbolic M are chosen for
     """
 
     target: Target
-    plans: dict[str, Plan]
+    given: GivenPlans
     databases: Sequence[Database] = ()
     tell_default: bool = False
     accepted: dict[int, Plan] = field(default_factory=dict)
@@ -95,12 +97,12 @@ class _Decider:
     choices: dict[int, FormChoice] = field(default_factory=dict)
     records: dict[int, Record] = field(default_factory=dict)
     form: str = AUTO
-    splits: frozenset[str] = frozenset()
     rows: int | None = None
     offered: MatmulReport | None = None
 
     def on_offer(self, report: MatmulReport) -> None:
-        """The matmul whose cluster comes next."""
+        """The matmul whose cluster comes next.  Raises PlanError for a plan of another shape, before it is found illegal."""
+        self.given.check_shape(report)
         self.offered = report
 
     def accept(self, func: PrimFunc) -> Form | Refusal:
@@ -122,7 +124,7 @@ class _Decider:
         assert report.cluster is not None
         if report.cluster.kind != "gemm_reduce" or device is None:
             return None
-        wanted = SPLIT if report.name in self.splits else FUSED if report.name in self.plans else self.form
+        wanted = SPLIT if report.name in self.given.splits else FUSED if report.name in self.given.plans else self.form
         split = make_split(report.cluster, device, lambda func: self._known(func)[0])
         if isinstance(split, Refusal):
             if wanted == SPLIT:
@@ -162,15 +164,15 @@ class _Decider:
         if isinstance(plan, Refusal):
             return plan
         result = schedule(func, device, plan)
-        if isinstance(result, Refusal) and name in self.plans:
+        if isinstance(result, Refusal) and name in self.given.plans:
             needed = f"a plan for {name} that is legal on {device.name}: {result.clause}"
             raise PlanError(needed, result.amounts or result.code, result.remedy or "take another plan")
         return result
 
     def _plan(self, func: PrimFunc, name: str) -> Plan | Refusal | None:
         """The given plan, else the best that is known; None leaves it to the cost model."""
-        if name in self.plans:
-            return self.plans[name]
+        if name in self.given.plans:
+            return self.given.plans[name]
         plan, source = self._known(func)
         if source is not None and source.kind == "tuned" and source.record is not None:
             self.records[id(self.offered)] = source.record
@@ -251,25 +253,6 @@ def _device(target: Target) -> Device | None:
     return device_of(target) if is_cuda(target) else H200
 
 
-def _parse(plans: Plans) -> tuple[dict[str, Plan], frozenset[str]]:
-    """Plans by name, and the names whose split form is asked for."""
-    hint = "take the plans of `comfuse explain --json`"
-    if not isinstance(plans, Mapping):
-        raise PlanError("plans by the names of their matmuls", type(plans).__name__, hint)
-    parsed, splits = {}, frozenset(name for name, plan in plans.items() if plan == SPLIT)
-    for name, plan in plans.items():
-        if name in splits:
-            continue
-        if isinstance(plan, str):
-            plan = Plan.from_json(plan)
-        elif isinstance(plan, Mapping):
-            plan = Plan.from_dict(dict(plan))
-        elif not isinstance(plan, Plan):
-            raise PlanError(f"a plan, its dictionary or its JSON for {name}", f"{plan!r}"[:80], hint)
-        parsed[name] = plan
-    return parsed, splits
-
-
 def _check_rows(rows: Any) -> None:
     if rows is not None and (type(rows) is not int or rows < 1):
         raise PlanError("rows of at least 1", repr(rows), "give the M that the model is mostly called with")
@@ -287,16 +270,6 @@ def _check_static_rows(rows: int | None, matmuls: Sequence[MatmulReport]) -> Non
     if others:
         needed = f"a model with a symbolic M, to choose plans for {rows} rows"
         raise PlanError(needed, f"static M: {others}", "leave rows out, or export the model with a symbolic M")
-
-
-def _check_names(wanted: set[str], names: list[str]) -> None:
-    unknown = sorted(wanted - set(names))
-    if unknown:
-        raise PlanError(
-            f"plans for matmuls of the model ({', '.join(names) or 'it has none'})",
-            f"plans for {', '.join(unknown)}",
-            "take the names from `comfuse explain`",
-        )
 
 
 def _ends(stops: list[Refusal]) -> Refusal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,15 @@ import pytest
 import torch
 import tvm
 
+import tvm_comfuse
 from tvm_comfuse import __version__, _versions
+from tvm_comfuse.bench.ops import OPS
 from tvm_comfuse.cli import doctor as doctor_module
 from tvm_comfuse.cli.main import main
 from tvm_comfuse.cuda import find_nvcc, find_nvrtc
+from tvm_comfuse.frontend import from_relax
+from tvm_comfuse.fusion import fuse
+from tvm_comfuse.tuning.api import TunedTask, TuneResult
 
 needs_compiler = pytest.mark.skipif(find_nvcc() is None and find_nvrtc() is None, reason="no CUDA compiler")
 MODEL = """
@@ -180,6 +186,79 @@ def test_compile_with_plans_of_explain(comfuse: Any, model: Path, tmp_path: Path
         wrong = comfuse("compile", f"{model}:build", "-o", tmp_path / "m.so", "--plans", plans)
         assert _is_one_clean_line(wrong)
         assert found in wrong.err
+
+
+def test_plans_of_another_shape(comfuse: Any, model: Path, tmp_path: Path) -> None:
+    explained = comfuse("explain", f"{model}:build", "--json").json
+    first = explained["matmuls"][0]
+    plans, compile_ = (
+        tmp_path / "plans.json",
+        ("compile", f"{model}:build", "-o", tmp_path / "m.so", "--target", "llvm"),
+    )
+    for shape in ([16384, 128, 64], [32, 768, 64], [32, 128, 768], ["m", 768, 64]):
+        first["shape"] = shape
+        plans.write_text(json.dumps(explained))
+        wrong = comfuse(*compile_, "--plans", plans)
+        assert _is_one_clean_line(wrong), wrong.err
+        assert f"whose {first['name']} is 32 x 128 x 64; found one for " + " x ".join(map(str, shape)) in wrong.err
+    # a plan for any M, and one that says nothing of its shape
+    first["plan"]["pipeline_depth"] = 3
+    for given in ({**first, "shape": ["m", 128, 64]}, {key: first[key] for key in ("name", "plan")}):
+        plans.write_text(json.dumps({"matmuls": [given]}))
+        found = comfuse(*compile_, "--plans", plans, "--json").json["matmuls"][0]
+        assert found["plan"]["pipeline_depth"] == 3
+    # the shape is told, not that the plan is illegal on it
+    first["shape"] = [16384, 128, 64]
+    first["plan"]["ctas"] = 9999
+    plans.write_text(json.dumps({"matmuls": [first]}))
+    assert "16384 x 128 x 64" in comfuse(*compile_, "--plans", plans).err
+
+
+def test_plans_of_a_static_m_for_a_symbolic_one() -> None:
+    static, symbolic = (OPS["layer_norm"].relax_module(m, 128, 64, "bfloat16") for m in (32, None))
+    explained = tvm_comfuse.explain(static).to_dict()
+    explained["matmuls"][0]["plan"]["pipeline_depth"] = 3
+    _, explanation = fuse(from_relax(symbolic), tvm_comfuse.parse_target("h200"), explained)
+    assert explanation.matmuls[0].plan is not None
+    assert explanation.matmuls[0].plan.pipeline_depth == 3
+
+
+def test_plans_of_tune(comfuse: Any, model: Path, tmp_path: Path) -> None:
+    (first, _) = comfuse("explain", f"{model}:build", "--json").json["matmuls"]
+    plan = replace(tvm_comfuse.Plan.from_dict(first["plan"]), pipeline_depth=3)
+    plans, compile_ = (
+        tmp_path / "plans.json",
+        ("compile", f"{model}:build", "-o", tmp_path / "m.so", "--target", "llvm"),
+    )
+
+    def tuned(shape: tuple[int, int, int], plan: Any) -> str:
+        task = TunedTask((first["name"],), shape, plan, 9.0, 10.0, None, 1, {})
+        return json.dumps(TuneResult("h200", (task,), "trials").to_dict())
+
+    plans.write_text(tuned((32, 128, 64), plan))
+    found = comfuse(*compile_, "--plans", plans, "--json").json["matmuls"]
+    assert found[0]["plan"] == plan.to_dict()
+    assert found[1]["plan"] is not None
+    for text, words in (
+        (tuned((33, 128, 64), plan), "is 32 x 128 x 64; found one for 33 x 128 x 64"),
+        (tuned((32, 128, 64), None), "plans that a search found; found tasks without any"),
+        ('{"tasks": [5]}', "tasks with matmuls and a plan"),
+    ):
+        plans.write_text(text)
+        wrong = comfuse(*compile_, "--plans", plans)
+        assert _is_one_clean_line(wrong), wrong.err
+        assert words in wrong.err
+
+
+def test_plans_of_a_model_without_any(comfuse: Any, model: Path, tmp_path: Path) -> None:
+    plans, compile_ = tmp_path / "plans.json", ("compile", f"{model}:relu", "-o", tmp_path / "m.so", "--target", "llvm")
+    plans.write_text("{}")
+    wrong = comfuse(*compile_, "--plans", plans)
+    assert _is_one_clean_line(wrong)
+    assert f"found {plans}: an empty object" in wrong.err
+    # what explain writes of such a model is no mistake
+    plans.write_text(comfuse("explain", f"{model}:relu", "--json").out)
+    assert comfuse(*compile_, "--plans", plans).code == 0
 
 
 @pytest.mark.parametrize("target", ["h200", "llvm"])

@@ -36,7 +36,7 @@ PlansFile = Annotated[
     Path | None,
     typer.Option(
         "--plans",
-        help="JSON: the output of `explain --json`, or {matmul name: plan of the fused form, or the word split}.",
+        help="JSON: the output of `explain --json` or `tune --json`, or {matmul name: plan of the fused form, or split}.",
     ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
@@ -59,21 +59,16 @@ def start() -> None:
 
 
 def read_plans(path: Path | None) -> dict[str, Any] | None:
-    """``{name: plan or "split"}``, or the whole output of ``explain --json``; None without a file.  Raises PlanError."""
+    """What a file of plans holds; None without a file.  Raises PlanError for one that holds no object, or an empty one."""
     if path is None:
         return None
+    hint = "write it from `comfuse explain --json`"
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise PlanError("a JSON file of plans", f"{path}: {error}", "write it from `comfuse explain --json`") from error
-    if isinstance(values, dict) and isinstance(values.get("matmuls"), list):
-        try:
-            plans = {matmul["name"]: matmul["plan"] for matmul in values["matmuls"] if matmul.get("plan")}
-            chosen = {matmul["name"]: (matmul.get("forms") or {}).get("chosen") for matmul in values["matmuls"]}
-            return plans | {name: form for name, form in chosen.items() if form == "split"}
-        except (AttributeError, KeyError, TypeError) as error:
-            hint = "write it from `comfuse explain --json`"
-            raise PlanError("matmuls with a name and a plan", f"{path}: {error}", hint) from error
+        raise PlanError("a JSON file of plans", f"{path}: {error}", hint) from error
     if not isinstance(values, dict):
-        raise PlanError("a JSON object of plans", type(values).__name__, "write it from `comfuse explain --json`")
+        raise PlanError("a JSON object of plans", f"{path}: {type(values).__name__}", hint)
+    if not values:
+        raise PlanError("plans to compile with", f"{path}: an empty object", f"{hint}, or leave --plans out")
     return values
