@@ -58,6 +58,7 @@ def compile(
                   most rows if None
     dump          a folder for the IR after each phase, CUDA source and the compiler's figures
 
+    The outputs of a torch model with a dict or nested results are one flat tuple, in the order of torch.export.
     Raises ModelError, TargetError, PlanError, DatabaseError and BuildError.
     """
     from tvm_comfuse.frontend import legalize, simplify_views

@@ -49,8 +49,9 @@ class Compiled:
         """Call the model's ``main``.
 
         inputs  torch tensors, numpy arrays or TVM tensors, copied to the target's device if they are not there.
-        Gives a tensor, or a (nested) tuple of tensors if the model returns one: torch tensors if any input is one, else
-        TVM tensors.  Raises ModelError for a wrong number of inputs, a wrong shape or dtype.
+        Gives a tensor, or a (nested) tuple of tensors if the Relax model returns one (several outputs of a torch model are a
+        flat one): torch tensors if any input is one, else TVM tensors.  Raises ModelError for a wrong number of inputs, a
+        wrong shape or dtype.
         """
         from tvm_comfuse.frontend import to_tvm
 

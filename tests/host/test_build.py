@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -400,3 +401,24 @@ def test_corrupt_file(tmp_path: Path) -> None:
 def test_unknown_target_is_told_before_the_model_is_read() -> None:
     with pytest.raises(TargetError, match="h300"):
         tvm_comfuse.compile("nowhere.pt2", "h300")
+
+
+class Named(torch.nn.Module):
+    """A dict with a nested value, its keys not in the order of the alphabet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 128)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        y = self.linear(x)
+        return {"second": y, "first": (y.relu(), [-y])}
+
+
+def test_nested_outputs_are_flat_and_in_order() -> None:
+    model, x = Named().to(torch.bfloat16).eval(), torch.randn(24, 64).to(torch.bfloat16)
+    found = tvm_comfuse.compile(model, "llvm", example_args=(x,)).run(x)
+    assert isinstance(found, tuple)
+    y, positive, negative = found
+    torch.testing.assert_close(y, model(x)["second"].detach(), rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close((positive, negative), (y.relu(), -y))

@@ -146,3 +146,16 @@ def test_stock_tasks_are_the_workloads(tmp_path: Path) -> None:
     database, func = Database.open(tmp_path / "records"), function()
     database.commit(tuned["main"], some_plan(func), [1e-5], target, accuracy=RIGHT)
     assert database.query(func, target) is not None
+
+
+def test_stock_tvm_makes_a_folder_that_is_not_there(filled: Database, tmp_path: Path) -> None:
+    """What docs/database.md warns of: a mistyped folder schedules nothing, without an error."""
+    target = tvm_comfuse.parse_target("h200")
+    with target:
+        mod = relax.get_pipeline("comfuse_clusters")(module())
+        scheduled = [
+            relax.transform.MetaScheduleApplyDatabase(str(folder))(mod).script().count("comfuse.plan")
+            for folder in (filled.directory(target), tmp_path / "mistyped")
+        ]
+    assert scheduled == [1, 0]
+    assert (tmp_path / "mistyped").is_dir()
