@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import tvm
+import xgboost
 
 import tvm_comfuse
 from tvm_comfuse import __version__, _versions
@@ -423,6 +425,18 @@ def test_doctor(comfuse: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     without = comfuse("doctor")
     assert without.code == 1
     assert "tvm-comfuse[nvrtc]" in without.out
+
+
+def test_doctor_finds_the_module_of_another_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise doctor_module.metadata.PackageNotFoundError(name)
+
+    # as for XGBoost, whose wheel without CUDA is the distribution xgboost-cpu
+    monkeypatch.setattr(doctor_module.metadata, "version", missing)
+    assert doctor_module._version("xgboost") == xgboost.__version__
+    assert doctor_module._version("no_such_module") is None
+    monkeypatch.setitem(sys.modules, "half", types.ModuleType("half"))
+    assert doctor_module._version("half") is None
 
 
 def test_wrong_version(comfuse: Any, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

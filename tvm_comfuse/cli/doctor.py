@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Any
 
 import typer
@@ -95,9 +95,18 @@ def _examine_cache(report: dict[str, Any]) -> None:
 
 
 def _version(name: str) -> str | None:
+    """Of a distribution, or of the module of that name where another distribution brings it, as xgboost-cpu does."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
+        return _module_version(name)
+
+
+def _module_version(name: str) -> str | None:
+    try:
+        return str(import_module(name).__version__)
+    # what an installation that is not whole raises: without its library XGBoost raises a ValueError
+    except (ImportError, AttributeError, OSError, ValueError, RuntimeError):
         return None
 
 
