@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

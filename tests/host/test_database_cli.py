@@ -14,12 +14,13 @@ from database_examples import commit, function, module, some_plan
 from permissions import without_permission_to_write
 from tvm import relax
 from tvm.s_tir import meta_schedule as ms
+from unprivileged import open_folder, unprivileged
 
 import tvm_comfuse
 from tvm_comfuse.bench import run_suite
 from tvm_comfuse.cli.main import main
 from tvm_comfuse.errors import PlanError
-from tvm_comfuse.tuning.database import Database, best_plan
+from tvm_comfuse.tuning.database import Database, DatabaseError, best_plan
 from tvm_comfuse.tuning.database.files import LOCK_NAME
 from tvm_comfuse.tuning.database.store import EVIDENCE
 
@@ -107,9 +108,89 @@ def test_merge_prune_export(comfuse: Any, database: Database, tmp_path: Path) ->
     assert (code, json.loads(out)["exported"]) == (0, 2)
     records = ms.database.JSONDatabase(work_dir=str(tmp_path / "stock")).get_all_tuning_records()
     assert [float(record.run_secs[0]) for record in records] == pytest.approx([8e-6, 8e-6])
-    assert comfuse("db", "export", tmp_path / "all", "-o", tmp_path / "h100", "--target", "h100")[1].endswith(
-        "0 records for h100\n"
-    )
+
+
+def test_an_export_without_records_is_an_error(comfuse: Any, database: Database, tmp_path: Path) -> None:
+    arguments = ("db", "export", database.path, "-o", tmp_path / "new", "--target", "h100")
+    code, out, err = comfuse(*arguments)
+    assert (code, out) == (2, "")
+    assert "found none for any target" in err
+    commit(database, function(), 9.0, 3)
+    code, _, err = comfuse(*arguments)
+    assert code == 2
+    assert "needed records for sm_90a-h100.kernel" in err
+    assert "found 1 for sm_90a-h200.kernel" in err
+    assert not (tmp_path / "new").exists()
+
+
+def test_where_an_export_cannot_go(comfuse: Any, database: Database, tmp_path: Path) -> None:
+    commit(database, function(), 9.0, 3)
+    folder = database.directory(tvm_comfuse.parse_target("h200"))
+    before = {path: path.read_bytes() for path in database.path.rglob("*") if path.is_file()}
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(folder)
+    for output, words in (
+        (tmp_path / "file", "a folder to write at"),
+        (tmp_path / "file" / "new", "a folder to write at"),
+        (database.path, "a folder outside of any tuning database"),
+        (folder, "a folder outside of any tuning database"),
+        (database.path / "new", "a folder outside of any tuning database"),
+        (tmp_path / "link", "a folder outside of any tuning database"),
+    ):
+        code, out, err = comfuse("db", "export", database.path, "-o", output)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"comfuse: needed {words}")
+        assert err.count("\n") == 1
+    assert {path: path.read_bytes() for path in database.path.rglob("*") if path.is_file()} == before
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_files_without_permission(comfuse: Any) -> None:
+    with open_folder() as folder:
+        database = Database.open(folder / "records")
+        commit(database, function(), 9.0, 3)
+        records = database.directory(tvm_comfuse.parse_target("h200"))
+        for arguments in (("list",), ("export", "-o", folder / "first")):  # imports what they need
+            assert comfuse("db", *arguments, database.path)[0] == 0
+        folder.chmod(0o555)
+        with unprivileged():
+            code, out, err = comfuse("db", "export", database.path, "-o", folder / "new")
+            assert (code, out) == (2, "")
+            assert err.startswith(f"comfuse: needed a folder to write at {folder / 'new'}; found ")
+        for path in (records / EVIDENCE, records):
+            path.chmod(0o000)
+            with unprivileged():
+                code, out, err = comfuse("db", "list", database.path)
+            assert (code, out) == (2, "")
+            assert err.startswith("comfuse: needed to ")
+            assert "Permission denied" in err
+            assert err.count("\n") == 1
+            path.chmod(0o755)
+        # the command line's own check says it of the folder that was named
+        database.path.chmod(0o000)
+        with unprivileged(), pytest.raises(DatabaseError, match="to look for a tuning database at"):
+            Database.open(database.path, create=False)
+
+
+def test_a_database_that_cannot_be_written(comfuse: Any) -> None:
+    with open_folder() as folder:
+        database, other = Database.open(folder / "records"), Database.open(folder / "other")
+        commit(database, function(), 9.0, 3)
+        # imports what they need
+        for arguments in (("prune", database.path), ("merge", folder / "first", database.path)):
+            assert comfuse("db", *arguments)[0] == 0
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        for arguments in (
+            ("prune", database.path),
+            ("merge", other.path, database.path),
+            ("merge", folder / "new", database.path),
+        ):
+            with unprivileged():
+                code, out, err = comfuse("db", *arguments)
+            assert (code, out) == (2, "")
+            assert "Permission denied" in err
+            assert err.count("\n") == 1
 
 
 def test_prune_says_what_would_go(comfuse: Any, database: Database) -> None:

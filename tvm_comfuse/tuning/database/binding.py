@@ -54,6 +54,13 @@ class Binding:
         number = ".".join(map(str, release(str(tvm)))) if tvm else "unknown"
         return Binding(device, _safe(str(versions.get(KERNEL, "unknown"))), number)
 
+    @staticmethod
+    def of_folder(name: str) -> Binding:
+        """The inverse of `folder`."""
+        device, _, rest = name.partition(".kernel")
+        kernel, _, tvm = rest.partition(".tvm")
+        return Binding(device, kernel, tvm)
+
     @property
     def is_current(self) -> bool:
         """Whether the versions are those of this process."""

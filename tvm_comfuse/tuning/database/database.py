@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import datetime, timezone
@@ -24,7 +25,7 @@ from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.tuning.database.binding import Binding, current_versions
-from tvm_comfuse.tuning.database.files import DatabaseError, replace_file
+from tvm_comfuse.tuning.database.files import DatabaseError, file_errors, replace_file
 from tvm_comfuse.tuning.database.prune import Removal, grouped, removals
 from tvm_comfuse.tuning.database.record import Accuracy, Evidence, Record, Shape, plan_text, workload_of
 from tvm_comfuse.tuning.database.store import RECORDS, WORKLOADS, Entry, Store, compact, workload_line, write_stock
@@ -57,33 +58,29 @@ class Database:
         process may write.  Raises DatabaseError for a folder that is something else or that permissions do not allow.
         """
         path = Path(path)
-        marker = path / MARKER
-        try:
-            if not marker.exists():
-                _check_new(path, create and not read_only)
+        if not Database.check(path, create=create and not read_only):
+            with file_errors(f"a folder for a tuning database at {path}", "choose another place"):
                 path.mkdir(parents=True, exist_ok=True)
-                replace_file(marker, [json.dumps({"format": FORMAT})])
-        except OSError as error:
-            needed = f"a folder for a tuning database that may be {'written' if create else 'read'}"
-            raise DatabaseError(needed, f"{path}: {error}", "check its permissions") from error
-        _check_format(marker)
+            replace_file(path / MARKER, [json.dumps({"format": FORMAT})])
         return Database(path, read_only=read_only)
+
+    @staticmethod
+    def check(path: str | Path, *, create: bool = True) -> bool:
+        """Whether there is a database; makes none.  Raises DatabaseError where `open` would not take or make one."""
+        path = Path(path)
+        with file_errors(f"to look for a tuning database at {path}"):
+            if not (path / MARKER).exists():
+                _check_new(path, create)
+                return False
+        _check_format(path / MARKER)
+        return True
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def bindings(self) -> list[Binding]:
         """Of all folders there are, in order of their names."""
-        found = []
-        try:
-            folders = sorted(self.path.iterdir())
-        except OSError as error:
-            raise DatabaseError("a folder to read", f"{self.path}: {error}", "check its permissions") from error
-        for folder in folders:
-            if folder.is_dir() and ((folder / WORKLOADS).exists() or (folder / RECORDS).exists()):
-                device, _, rest = folder.name.partition(".kernel")
-                kernel, _, tvm_release = rest.partition(".tvm")
-                found.append(Binding(device, kernel, tvm_release))
-        return found
+        with file_errors(f"to look at the folders of {self.path}"):
+            return [Binding.of_folder(folder.name) for folder in sorted(self.path.iterdir()) if _has_records(folder)]
 
     def records(self, target: Target | None = None) -> list[Record]:
         """Records for a target and the versions of this process, or all there are; also those not believed."""
@@ -239,13 +236,23 @@ class Database:
         """Write a stock database of the `keep` fastest believed records of each workload; returns their number.
 
         Of a function with a symbolic M only the largest bucket is written: a stock reader compares times alone, and
-        fewer rows take less.  Raises DatabaseError if there is a database already.
+        fewer rows take less.  Raises DatabaseError if there is no such record, and if the folder has or is part of a
+        database already or cannot be written.
         """
+        _check_outside(Path(folder))
         chosen: list[Record] = []
         for group in grouped(self.believed(target), lambda record: record.entry.workload):
             chosen += sorted(in_bucket(group, None), key=lambda record: record.seconds)[:keep]
+        if not chosen:
+            needed = f"records for {Binding.of(target).folder} in {self.path}"
+            raise DatabaseError(needed, self._contents(), "another --target, or tune for this one first")
         write_stock(Path(folder), [record.entry for record in chosen])
         return len(chosen)
+
+    def _contents(self) -> str:
+        """How many believed records there are for which devices and versions, for people."""
+        counts = {b.folder: sum(not record.doubt for record in self._records(b)) for b in self.bindings()}
+        return ", ".join(f"{count} for {name}" for name, count in counts.items() if count) or "none for any target"
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
@@ -363,6 +370,20 @@ def _plan_of_payload(payload: Any) -> Plan | None:
 def _evidence(record: Record) -> Evidence:
     assert record.evidence is not None  # only asked of believed records
     return record.evidence
+
+
+def _has_records(folder: Path) -> bool:
+    return folder.is_dir() and ((folder / WORKLOADS).exists() or (folder / RECORDS).exists())
+
+
+def _check_outside(folder: Path) -> None:
+    """Raises DatabaseError for a folder that is, or lies in, a tuning database: readers would take it for a part of it."""
+    place = folder.resolve()
+    for each in (place, *place.parents):
+        if os.path.exists(each / MARKER):
+            raise DatabaseError(
+                "a folder outside of any tuning database", f"{folder} in {each}", "export to a new folder"
+            )
 
 
 def _check_new(path: Path, create: bool) -> None:

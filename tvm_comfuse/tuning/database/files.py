@@ -30,7 +30,16 @@ class DatabaseError(ComfuseError, RuntimeError):
 
 
 class TornLineWarning(UserWarning):
-    """A line of a tuning database was not written to its end; it was moved to a file beside."""
+    """A line of a tuning database or of its log is damaged: it was moved to a file beside, or is left out."""
+
+
+@contextmanager
+def file_errors(needed: str, hint: str = "check its permissions") -> Iterator[None]:
+    """What the system refuses in here is a DatabaseError."""
+    try:
+        yield
+    except OSError as error:
+        raise DatabaseError(needed, str(error), hint) from error
 
 
 @contextmanager
@@ -64,7 +73,8 @@ def append_line(path: Path, line: str) -> None:
 
     If the write fails (a full disk) the file is cut back to what it was; raises DatabaseError.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    with file_errors(f"to append to {path}"):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         before = os.fstat(descriptor).st_size
         try:
@@ -78,7 +88,15 @@ def append_line(path: Path, line: str) -> None:
 
 
 def replace_file(path: Path, lines: list[str]) -> None:
-    """Put a file of these lines in the place of another; a reader sees the old one or the new one, whole."""
+    """Put a file of these lines in the place of another; a reader sees the old one or the new one, whole.
+
+    Raises DatabaseError if it cannot be written.
+    """
+    with file_errors(f"to write {path}", "check permissions and room on the disk"):
+        _replace(path, lines)
+
+
+def _replace(path: Path, lines: list[str]) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -98,17 +116,16 @@ def replace_file(path: Path, lines: list[str]) -> None:
 def read_lines(path: Path, start: int = 0) -> tuple[list[str], int]:
     """The whole lines behind the byte `start`, and the byte behind the last of them.
 
-    What follows the last line end is left out: somebody is writing it, or was killed.  No file has no lines.  Raises
-    DatabaseError for a file that cannot be read.
+    What follows the last line end is left out: somebody is writing it, or was killed.  No file has no lines.
+    Raises DatabaseError if it cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            file.seek(start)
-            data = file.read()
-    except FileNotFoundError:
-        return [], 0
-    except OSError as error:
-        raise DatabaseError(f"a file to read at {path}", str(error), "check its permissions") from error
+    with file_errors(f"to read {path}"):
+        try:
+            with path.open("rb") as file:
+                file.seek(start)
+                data = file.read()
+        except FileNotFoundError:
+            return [], 0
     end = data.rfind(b"\n") + 1
     text = data[:end].decode("utf-8", errors="replace")
     return text.split("\n")[:-1], start + end

@@ -26,6 +26,7 @@ from tvm_comfuse.tuning.database.files import (
     DatabaseError,
     TornLineWarning,
     append_line,
+    file_errors,
     locked,
     may_write,
     read_lines,
@@ -136,7 +137,8 @@ class Store:
 
     def state(self) -> tuple[Any, ...]:
         """Changes whenever a file does."""
-        found = [(self.folder / name).stat() for name in FILES if (self.folder / name).exists()]
+        with file_errors(f"to look at the files of {self.folder}"):
+            found = [(self.folder / name).stat() for name in FILES if (self.folder / name).exists()]
         return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in found)
 
     def _may_write(self) -> bool:
@@ -145,17 +147,14 @@ class Store:
     @contextmanager
     def _lock(self) -> Iterator[None]:
         """The lock, files repaired.  Raises DatabaseError where that cannot be."""
-        try:
+        with file_errors(f"a folder to write in at {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DatabaseError(
-                f"a folder to write in at {self.folder}", str(error), "check its permissions"
-            ) from error
         if not may_write(self.folder, FILES):
             raise DatabaseError(f"a folder to write in at {self.folder}", "no permission", "check its permissions")
         with locked(self.folder):
             for name in FILES:
-                repair(self.folder / name)
+                with file_errors(f"to read {self.folder / name}, and to repair it"):
+                    repair(self.folder / name)
             yield
 
     def _read(self) -> list[tuple[Entry, str]]:
@@ -244,12 +243,13 @@ def compact(values: list[str]) -> list[str]:
 def write_stock(folder: Path, entries: list[Entry]) -> None:
     """A new stock database of these records, workloads first; no evidence.
 
-    Raises DatabaseError if the folder has a database already.
+    Raises DatabaseError if the folder has a database already or cannot be written.
     """
-    for name in FILES:
-        if (folder / name).exists():
-            raise DatabaseError(f"a folder without {name}", str(folder), "export to a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    with file_errors(f"a folder to write at {folder}", "export to a new folder in a place that you may write to"):
+        for name in FILES:
+            if (folder / name).exists():
+                raise DatabaseError(f"a folder without {name}", str(folder), "export to a new folder")
+        folder.mkdir(parents=True, exist_ok=True)
     workloads = list(dict.fromkeys(entry.workload for entry in entries))
     number = {line: index for index, line in enumerate(workloads)}
     replace_file(folder / WORKLOADS, workloads)
