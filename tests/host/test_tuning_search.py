@@ -14,6 +14,7 @@ from tuning_examples import TARGET, InstantBuilder, MadeUpRunner, made_up, searc
 
 from tvm_comfuse.schedules.choose import default_plan
 from tvm_comfuse.schedules.device import H200
+from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.tuning.database import Database
 from tvm_comfuse.tuning.interrupt import noting_interrupts
 from tvm_comfuse.tuning.log import Log
@@ -224,3 +225,25 @@ def test_trials_go_where_a_model_spends_its_time() -> None:
     few = search(InstantBuilder(), MadeUpRunner(lambda plan, _: 1.0), trials=6)
     few.run([large, small, many])
     assert [progress.trials for progress in few.progress] == [2, 2, 2] or min(p.trials for p in few.progress) >= 1
+
+
+@pytest.mark.parametrize("end", ["interrupt", "time"])
+def test_trials_are_what_was_measured_or_failed(tmp_path: Path, end: str) -> None:
+    """A search that ends early leaves candidates on their way, which are none."""
+    what = task(*SMALL)
+    us, legal = made_up(what.spec, 1), list(space_of(what).legal)
+
+    def last(plan: Plan, number: int) -> float:
+        if number == 11:
+            found.interrupted.set() if end == "interrupt" else setattr(found.settings, "time_budget", 0.0)
+        return us(plan)
+
+    builder = InstantBuilder(dict.fromkeys(legal[::3], "verify"))
+    found = search(builder, MadeUpRunner(last), folder=tmp_path, trials=64)
+    found.run([what])
+    events = [event["event"] for event in Log(tmp_path).events()]
+    (progress,) = found.progress
+    assert found.stopped == end
+    assert progress.measured == events.count("measured") > 0
+    assert progress.failures.total() == events.count("failed") > 0
+    assert found.trials == progress.trials == len(events) < found.proposed <= 64

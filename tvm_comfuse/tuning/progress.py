@@ -34,7 +34,8 @@ class Progress:
     context, strategy  MetaSchedule's
     best               the fastest record, also of an earlier search
     default_us         the default plan's time
-    trials             candidates proposed in this search
+    proposed           candidates that were begun in this search, also those still on their way at its end
+    measured           those that became a record
     since_best         candidates measured since `best`
     failures           candidates that failed, by reason
     reference          library of the default plan: "" if it failed, None until it is built and measured
@@ -49,7 +50,8 @@ class Progress:
     strategy: Any
     best: Record | None = None
     default_us: float | None = None
-    trials: int = 0
+    proposed: int = 0
+    measured: int = 0
     since_best: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     finished: bool = False
@@ -62,6 +64,11 @@ class Progress:
     def default(self) -> Plan:
         """The plan without tuning."""
         return self.space.default
+
+    @property
+    def trials(self) -> int:
+        """Candidates that were measured or failed: what an interrupt leaves on its way is none."""
+        return self.measured + self.failures.total()
 
     @property
     def us(self) -> float:

@@ -88,8 +88,13 @@ class Search:
 
     @property
     def trials(self) -> int:
-        """Candidates proposed so far."""
+        """Candidates measured or failed so far."""
         return sum(progress.trials for progress in self.progress)
+
+    @property
+    def proposed(self) -> int:
+        """Trials, and the candidates on their way: no more than the settings' trials are begun."""
+        return sum(progress.proposed for progress in self.progress)
 
     @property
     def seconds_left(self) -> float | None:
@@ -117,7 +122,7 @@ class Search:
             while not self._is_over():
                 self._propose()
                 if not self._futures:
-                    self.stopped = self.stopped or ("trials" if self.trials >= self.settings.trials else "space")
+                    self.stopped = self.stopped or ("trials" if self.proposed >= self.settings.trials else "space")
                     break
                 done, _ = wait(list(self._futures), timeout=_TICK, return_when=FIRST_COMPLETED)
                 for future in done:
@@ -186,14 +191,14 @@ class Search:
 
     def _propose(self) -> None:
         """Batches until enough is on its way to keep every builder busy."""
-        while self.trials < self.settings.trials:
+        while self.proposed < self.settings.trials:
             if sum(progress.in_flight for progress in self.progress) >= max(BATCH, self.builder.parallel) + BATCH:
                 return
             ready = [p for p in self.progress if not p.finished and len(p.batches) < BATCHES_IN_FLIGHT]
             if not ready:
                 return
             # the one that costs a model most, the less the more has been tried: each gets trials in proportion
-            chosen = max(ready, key=lambda p: (p.trials == 0, len(p.task.matmuls) * p.us / max(1, p.trials)))
+            chosen = max(ready, key=lambda p: (p.proposed == 0, len(p.task.matmuls) * p.us / max(1, p.proposed)))
             self._propose_for(chosen)
 
     def _propose_for(self, progress: Progress) -> None:
@@ -202,12 +207,12 @@ class Search:
             progress.finished = True
             return
         batch = [Candidate(plan_of(measure.sch.mod["main"]), measure) for measure in found]
-        batch = batch[: self.settings.trials - self.trials]
-        if progress.trials == 0 and progress.baseline_us is None and batch[0].plan != progress.default:
+        batch = batch[: self.settings.trials - self.proposed]
+        if progress.proposed == 0 and progress.baseline_us is None and batch[0].plan != progress.default:
             progress.reference = ""  # the default plan failed in an earlier search
-        if progress.trials == 0:
+        if progress.proposed == 0:
             self.runner.prepare(progress.task)
-        progress.trials += len(batch)
+        progress.proposed += len(batch)
         progress.batches.append(batch)
         for candidate in batch:
             future = self.builder.submit(self._function(progress, candidate.measure))
@@ -281,6 +286,7 @@ class Search:
             device_name=self.runner.device_name,
         )
         self.store.commit(record)
+        progress.measured += 1
         self._database.commit_tuning_record(stock_record(self._database, record))
         progress.since_best += 1
         if progress.best is None or record.us < progress.best.us:
