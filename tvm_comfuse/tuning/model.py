@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +22,7 @@ from tvm_comfuse.errors import ModelError
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.spec import analyze
+from tvm_comfuse.tuning.database.files import DatabaseError, replace_file
 from tvm_comfuse.tuning.features import PlanFeatures, roofline
 from tvm_comfuse.tuning.metaschedule import meta_schedule as ms
 from tvm_comfuse.tuning.space import Space
@@ -41,6 +43,10 @@ _BOOSTER = {
 }
 _ROUNDS = 120
 _VERSION = 1
+
+
+class CostModelWarning(UserWarning):
+    """A saved cost model cannot be used, or a new one not be saved; a search goes on without."""
 
 
 @derived_object
@@ -77,46 +83,48 @@ class PlanModel(ms.cost_model.XGBModel._cls):
         self.read(path)
 
     def write(self, path: str | Path) -> None:
-        """Writes the measurements with their features; trees are grown again when they are read."""
+        """Writes the measurements with their features; trees are grown again when they are read.
+
+        Raises DatabaseError for a file that cannot be written.
+        """
         groups = {
             name: {"features": [x.tolist() for x in group.features], "seconds": [float(c) for c in group.costs]}
             for name, group in self.data.items()
         }
-        Path(path).write_text(json.dumps({"version": _VERSION, "groups": groups}))
+        # as a whole: a search killed here leaves the old one
+        replace_file(Path(path), [json.dumps({"version": _VERSION, "groups": groups})])
 
     def read(self, path: str | Path) -> None:
         """Reads what `write` wrote, in the place of what was known.  Raises ModelError for anything else."""
         try:
-            values = json.loads(Path(path).read_text())
-            if values["version"] != _VERSION:
-                raise ValueError(f"version {values['version']}")
-            data = OrderedDict()
-            for name, group in values["groups"].items():
-                features = [np.array(x, "float32") for x in group["features"]]
-                data[name] = FeatureGroup(name, features, np.array(group["seconds"], "float32"))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            data = _groups(json.loads(Path(path).read_text(encoding="utf-8")))
+            booster = _grown(data)  # what XGBoost does not take is no model either
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             hint = "leave it out: the model learns again from the tuning records"
             raise ModelError("a cost model of an earlier search", f"{path}: {error}", hint) from error
         self.data, self.data_size = data, sum(len(group.costs) for group in data.values())
-        self._train([], np.array([]))
+        self.booster = booster
+
+    def resume(self, path: str | Path) -> None:
+        """Reads what an earlier search wrote, if it did; without it a search teaches the model its records again."""
+        if not Path(path).exists():
+            return
+        try:
+            self.read(path)
+        except ModelError as error:
+            text = f"the cost model is left out and learns again from the tuning records: {error.found}"
+            warnings.warn(text, CostModelWarning, stacklevel=3)
+
+    def keep(self, path: str | Path) -> None:
+        """Writes it for the next search, which does without one that cannot be written."""
+        try:
+            self.write(path)
+        except DatabaseError as error:
+            warnings.warn(f"the cost model is not kept: {error}", CostModelWarning, stacklevel=3)
 
     def _train(self, xs: list[np.ndarray], ys: np.ndarray) -> None:
         """Grows the trees from all groups.  The arguments are what TVM's model would learn from, and not used."""
-        import xgboost as xgb
-
-        rows, targets = [], []
-        for group in self.data.values():
-            good = [n for n, cost in enumerate(group.costs) if cost < _FAILED]
-            if len(good) < 2:
-                continue
-            vectors = [_vector(group.features[n]) for n in good]
-            off = np.array([math.log(group.costs[n]) for n in good]) - [vector[0] for vector in vectors]
-            rows += vectors
-            # what a whole task is off by does not order its candidates
-            targets += list(off - np.median(off))
-        self.booster = None
-        if rows:
-            self.booster = xgb.train(_BOOSTER, xgb.DMatrix(np.array(rows), label=np.array(targets)), _ROUNDS)
+        self.booster = _grown(self.data)
 
     def _validate(self, xs: list[np.ndarray], ys: np.ndarray) -> list[tuple[str, float]]:
         """TVM's figures for its log, which are about another target."""
@@ -131,6 +139,38 @@ class PlanModel(ms.cost_model.XGBModel._cls):
             logs = logs + self.booster.predict(xgb.DMatrix(matrix))
         (func,) = (func for _, func in context.mod.functions_items())
         return roofline(analyze(func), self.device) / np.exp(logs)
+
+
+def _groups(values: Any) -> OrderedDict[str, FeatureGroup]:
+    """The groups of a saved model.  Raises ValueError, LookupError, TypeError or AttributeError for anything else."""
+    if values["version"] != _VERSION:
+        raise ValueError(f"version {values['version']}")
+    groups = OrderedDict()
+    for name, group in values["groups"].items():
+        features = [np.array(x, "float32") for x in group["features"]]
+        costs = np.array(group["seconds"], "float32")
+        if costs.shape != (len(features),) or any(x.ndim != 2 for x in features):
+            raise ValueError(f"group {name} has not one time for each candidate's features")
+        groups[name] = FeatureGroup(name, features, costs)
+    return groups
+
+
+def _grown(groups: dict[str, FeatureGroup]) -> Any:
+    """The trees of all groups; None without two measurements of one."""
+    import xgboost as xgb
+
+    rows: list[np.ndarray] = []
+    targets: list[float] = []
+    for group in groups.values():
+        good = [n for n, cost in enumerate(group.costs) if cost < _FAILED]
+        if len(good) < 2:
+            continue
+        vectors = [_vector(group.features[n]) for n in good]
+        off = np.array([math.log(group.costs[n]) for n in good]) - [vector[0] for vector in vectors]
+        rows += vectors
+        # what a whole task is off by does not order its candidates
+        targets += list(off - np.median(off))
+    return xgb.train(_BOOSTER, xgb.DMatrix(np.array(rows), label=np.array(targets)), _ROUNDS) if rows else None
 
 
 def _matrix(arrays: list[np.ndarray]) -> np.ndarray:
