@@ -13,8 +13,9 @@ import typer
 from typer.testing import CliRunner
 
 from tvm_comfuse.cli.main import app
-from tvm_comfuse.cli.tune import address, seconds
+from tvm_comfuse.cli.tune import address
 from tvm_comfuse.errors import OutputError, TargetError
+from tvm_comfuse.schedules.cost import NOMINAL_ROWS
 from tvm_comfuse.tuning.api import tune
 from tvm_comfuse.tuning.database import Database, DatabaseError
 
@@ -77,19 +78,18 @@ def test_options_of_the_page_exist() -> None:
     assert named == known - {"model", "--target", "--help"}
 
 
-@pytest.mark.parametrize(("text", "value"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400)])
-def test_durations(text: str, value: float) -> None:
-    assert seconds(text) == value
+def test_the_rows_of_a_symbolic_m_are_those_of_the_code() -> None:
+    words = f"symbolic; {NOMINAL_ROWS} if left out"
+    (option,) = (each for each in typer.main.get_command(app).commands["tune"].params if each.name == "rows")  # type: ignore[attr-defined]
+    assert words in PAGE.read_text()
+    assert words in option.help
 
 
-def test_wrong_input_is_said() -> None:
+def test_addresses() -> None:
     assert address("some.host:9190") == ("some.host", 9190)
     for text in ("host", "host:", ":9190", "host:port"):
         with pytest.raises(typer.BadParameter, match="HOST:PORT"):
             address(text)
-    for text in ("", "ten", "5d", "-3s"):
-        with pytest.raises(typer.BadParameter, match="no duration"):
-            seconds(text)
 
 
 def test_folders_and_targets_that_cannot_be_used(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,12 @@ from tuning_examples import task
 
 from tvm_comfuse.errors import TargetError
 from tvm_comfuse.target import parse_target
+from tvm_comfuse.tuning import tracker as tracker_module
 from tvm_comfuse.tuning.api import tune
 from tvm_comfuse.tuning.build import build
 from tvm_comfuse.tuning.remote import FUNCTION, measure
 from tvm_comfuse.tuning.runner import Runner
+from tvm_comfuse.tuning.tracker import keys, stand_in
 from tvm_comfuse.worker import Limits
 
 LLVM = parse_target("llvm")
@@ -46,6 +50,54 @@ def test_servers_of_a_tracker_measure(tmp_path: Path) -> None:
     assert first.us
     assert second.reference_us
     assert runner.device_name == str(LLVM.attrs["mcpu"])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tornado") is None, reason="TVM's tracker needs tornado")
+def test_no_server_with_the_key_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tvm.rpc.server import Server
+    from tvm.rpc.tracker import Tracker
+
+    monkeypatch.setattr(tracker_module, "_SERVER_S", 0.0)
+    tracker = Tracker(host="127.0.0.1", port=9000, port_end=9999)
+    address = ("127.0.0.1", tracker.port)
+    servers = []
+    try:
+        with pytest.raises(TargetError, match=r"key 'h200' at the tracker .*; found no server at all"):
+            tune("model.py:build", "llvm", tracker=address, key="h200")
+        servers += [
+            Server(host="127.0.0.1", port=9000, port_end=9999, key=key, tracker_addr=address) for key in ("cpu", "a:b")
+        ]
+        # a server is known some time after it was started
+        monkeypatch.setattr(tracker_module, "_SERVER_S", 60.0)
+        for key in ("cpu", "a:b"):
+            assert stand_in(address, key)[-3:] == ("127.0.0.1", str(tracker.port), key)
+        monkeypatch.setattr(tracker_module, "_SERVER_S", 0.0)
+        with pytest.raises(TargetError, match=r"found servers with the key 'a:b' or 'cpu'; try: .* --key h200"):
+            tune("model.py:build", "llvm", tracker=address, key="h200")
+    finally:
+        for server in servers:
+            server.terminate()
+        tracker.terminate()
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.0 400 Bad Request", b"", None])
+def test_what_is_no_tracker_is_an_error(monkeypatch: pytest.MonkeyPatch, answer: bytes | None) -> None:
+    """It answers something else, hangs up, or says nothing."""
+    monkeypatch.setattr(tracker_module, "_TRACKER_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(4)
+                if answer is None:
+                    connection.recv(1)  # until the other side gives up
+                else:
+                    connection.sendall(answer)
+
+        pool.submit(serve)
+        with pytest.raises(TargetError, match="an RPC tracker"):
+            keys(listening.getsockname())
 
 
 def test_no_tracker_is_an_error(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_comfuse.cli.common import JsonFlag, Model, TargetOption, console, print_json, start
+from tvm_comfuse.tuning.arguments import seconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,16 +18,7 @@ if TYPE_CHECKING:
 
 #: exit code after an interrupt, as shells give it
 INTERRUPTED = 130
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _REFRESH_HZ = 2
-
-
-def seconds(text: str) -> float:
-    """Seconds of a duration such as 90, 90s, 10m or 1.5h."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is no duration; write 90s, 10m or 1.5h")
-    return float(found[1]) * _SECONDS[found[2]]
 
 
 def address(text: str) -> tuple[str, int]:
@@ -58,13 +49,17 @@ def tune(
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, help="Seconds from a kernel's first launch to its result.")
     ] = 30.0,
-    rows: Annotated[int | None, typer.Option("--rows", min=1, help="M of the measurements if it is symbolic.")] = None,
+    rows: Annotated[
+        int | None, typer.Option("--rows", min=1, help="M of the measurements if it is symbolic; 8192 if left out.")
+    ] = None,
     tracker: Annotated[
         str | None,
         typer.Option("--tracker", "--rpc-tracker", help="HOST:PORT of a TVM RPC tracker: measure on its servers."),
     ] = None,
-    key: Annotated[str, typer.Option("--key", "--rpc-key", help="Key of the servers.")] = "",
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Servers to measure on at a time.")] = 1,
+    key: Annotated[str, typer.Option("--key", "--rpc-key", help="Key of the tracker's servers.")] = "",
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Servers to measure on at a time; 1 if left out.")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Measure plans for the kernels of a model on this machine's GPU and keep the fastest whose numbers are right."""
@@ -90,12 +85,14 @@ def tune(
             workers=workers,
             on_change=display.show,
         )
+        display.ended = True
     if json:
         print_json(result.to_dict())
     else:
         for refusal in result.refusals:
             display.out.print(f"not tuned: {refusal}")
-        display.end()
+        if not result.note:
+            display.end()
         display.out.print(_last_line(model, target, result), soft_wrap=True)
     if result.stopped == "interrupt":
         raise typer.Exit(INTERRUPTED)
@@ -109,6 +106,8 @@ class _Display:
         self._quiet, self._live = quiet, None
         self._search: Search | None = None
         self._said: dict[str, float] = {}
+        #: whether there is nothing to wait for
+        self.ended = False
         if self.out.is_terminal and not quiet:
             from rich.live import Live
 
@@ -136,7 +135,9 @@ class _Display:
             self.out.print(self._table())
 
     def _table(self) -> Any:
-        return table(self._search) if self._search is not None else "looking for clusters"
+        if self._search is None:
+            return "" if self.ended else "looking for clusters"
+        return table(self._search)
 
 
 def table(search: Search) -> Table:
@@ -172,6 +173,8 @@ def _number(value: float | None, digits: int = 1) -> str:
 
 
 def _last_line(model: str, target: str, result: Any) -> str:
+    if result.note:
+        return f"{result.note}; see `comfuse explain {model}`"
     if not result.plans:
         return "no plan was found; the default ones stay"
     if result.records is None:
