@@ -56,7 +56,7 @@ MET = {
     "ragged N": 30,
     "multicast": 20,
     "resident W": 30,
-    "deferred": 25,
+    "deferred": 10,
     "quads": 25,
     "narrow tile": 5,
     "tiles in turn": 8,
