@@ -1,4 +1,4 @@
-"""Paths that may be read and not written, also where the tests run as root."""
+"""Permissions also where the tests run as root, for whom there are none: for commands that are started, and in this process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 #: root passes over permissions by these two capabilities
 DROPPED = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--"]
+NOBODY = 65534
 
 
 @contextmanager
@@ -33,3 +35,34 @@ def without_permission_to_write(paths: list[Path]) -> Iterator[list[str]]:
     finally:
         for path, mode in modes.items():
             path.chmod(mode)
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """In here this process has no more rights than another user's; it must have imported what it needs."""
+    if os.geteuid() != 0:
+        yield
+        return
+    try:
+        # the real user too, about whom os.access asks
+        os.setresuid(NOBODY, NOBODY, 0)
+    except OSError as error:
+        pytest.skip(f"root cannot become somebody else here: {error}")
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """A folder that everybody may look into, unlike pytest's."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        for path in [folder, *folder.rglob("*")]:
+            if path.is_dir():
+                path.chmod(0o755)
+        shutil.rmtree(folder)

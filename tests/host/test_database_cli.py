@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from database_examples import commit, function, module, some_plan
-from permissions import without_permission_to_write
+from permissions import open_folder, unprivileged, without_permission_to_write
 from tvm import relax
 from tvm.s_tir import meta_schedule as ms
-from unprivileged import open_folder, unprivileged
 
 import tvm_comfuse
 from tvm_comfuse.bench import run_suite

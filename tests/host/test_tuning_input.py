@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from permissions import open_folder, unprivileged
 from tuning_examples import InstantBuilder, MadeUpRunner, made_up, search, task
 from tvm.s_tir.meta_schedule.utils import shash2hex
-from unprivileged import open_folder, unprivileged
 
 import tvm_comfuse
 from tvm_comfuse.bench.ops import OPS
