@@ -9,7 +9,7 @@ from itertools import product
 
 from tvm_comfuse.refusal import Refusal
 
-from .co_residency import MAX_CLUSTER, row_length
+from .co_residency import MAX_CLUSTER, most_columns, row_length
 from .cost import estimate
 from .device import Device
 from .footprint import row_parts, w_part_bytes
@@ -17,7 +17,7 @@ from .legality import legality, supported
 from .plan import COOPERATIVE_GROUPS, QUAD_COLUMNS, Plan
 from .spec import ClusterSpec
 from .tails import packs
-from .walk import in_turn, walks
+from .walk import COLUMNS, TURNS, in_turn, walks
 
 #: rows and columns of a group's tile: from 32 to 128 accumulators a thread
 TILES = ((64, 64), (64, 128), (64, 192), (64, 256), (128, 64), (128, 128))
@@ -129,6 +129,11 @@ def residencies(spec: ClusterSpec, cta_columns: int, cluster_m: int, device: Dev
     return (False, True) if possible else (False,)
 
 
+def usual_walk(spec: ClusterSpec, device: Device) -> str:
+    """CTAs keep their columns, as in all that was measured, unless a row is too long for that; tuning looks at both."""
+    return TURNS if spec.n > most_columns(device) and TURNS in walks(spec) else COLUMNS
+
+
 def group_counts(layout: str, w_resident: bool) -> tuple[int, ...]:
     """Numbers of MMA warp groups worth a look."""
     return MMA_GROUPS if layout == "pingpong" and w_resident else (COOPERATIVE_GROUPS,)
@@ -165,9 +170,8 @@ def _enumerate(spec: ClusterSpec, device: Device) -> Iterator[Plan]:
                     dependent_launch=True,
                     packed_tail=form.packed,
                 )
-                for walk in walks(spec):
-                    turned = replace(plan, walk=walk)
-                    yield replace(turned, ctas=persistent_ctas(turned, spec, device))
+                plan = replace(plan, walk=usual_walk(spec, device))
+                yield replace(plan, ctas=persistent_ctas(plan, spec, device))
 
 
 def _why_none(spec: ClusterSpec, device: Device) -> Refusal:

@@ -88,11 +88,16 @@ def grid(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
         )
 
 
+def most_columns(device: Device) -> int:
+    """Columns that all CTAs that run at once hold together, with the widest tiles."""
+    return device.clusters(1) * MAX_WGMMA_N * COOPERATIVE_GROUPS
+
+
 def row_length(spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
     """Where each CTA keeps its columns, a row has at most what all CTAs that run at once hold with the widest tiles."""
     if TURNS in walks(spec):
         return
-    limit = device.clusters(1) * MAX_WGMMA_N * COOPERATIVE_GROUPS
+    limit = most_columns(device)
     if spec.n > limit:
         pieces = -(-spec.n // limit)
         yield Refusal(

@@ -14,10 +14,10 @@ from tvm_comfuse.refusal import Refusal
 
 from .device import Device
 from .footprint import row_parts, slot_rows
-from .plan import Plan
+from .plan import WALKS, Plan
 from .spec import ClusterSpec
 
-COLUMNS, TURNS = "columns", "tiles"
+COLUMNS, TURNS = WALKS
 
 
 def in_turn(plan: Plan) -> bool:

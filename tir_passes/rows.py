@@ -1,7 +1,6 @@
 """The kernel of a rows function, the second of a split cluster: each row is read once and stays in registers.
 
-A row belongs to one warp or to several of a CTA; a CTA takes every ctas-th group of rows.  The last groups come first: the
-product in front has written them last, so they are still in L2.
+A row belongs to one warp or to several of a CTA; a CTA takes every ctas-th group of rows.
 """
 
 from __future__ import annotations
@@ -85,8 +84,7 @@ class RowsKernel:
         self.scalars = {op.index: self._scalar(op) for op in self.spec.operands if op.kind == "scalar"}
         groups = (self.m + (plan.rows - 1)) // plan.rows
         with loop((groups - self.cta + (plan.ctas - 1)) // plan.ctas, "step") as step:
-            group = groups - 1 - (self.cta + step * plan.ctas)
-            row = group * plan.rows + self.row_in_cta
+            row = (self.cta + step * plan.ctas) * plan.rows + self.row_in_cta
             RowStages(self, row, step).emit()
 
     def _scalar(self, operand: Any) -> Any:

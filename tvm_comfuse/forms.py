@@ -25,7 +25,6 @@ from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.rows import RowsPlan, analyze_rows, rows_estimate, rows_plan_of, schedule_rows
 from tvm_comfuse.schedules.spec import ClusterSpec, analyze
-from tvm_comfuse.tuning.database.record import Record
 
 AUTO, FUSED, SPLIT = "auto", "fused", "split"
 FORMS = (AUTO, FUSED, SPLIT)
@@ -127,24 +126,24 @@ def choose(
     split: Split,
     device: Device,
     measured: tuple[float, float] | None = None,
-    record: Record | None = None,
+    tuned: str = "",
 ) -> FormChoice:
     """The form that is wanted, or the faster one; the fused one where it is no slower.
 
     measured  microseconds of both forms on this device, if they are known
-    record    the fused plan's, if it was tuned
+    tuned     where the fused plan was measured, in words; "" if it was not
     """
     if isinstance(fused, Refusal):
         return FormChoice(
             SPLIT, None, split.us, ESTIMATES, split.gemm, split.rows, f"no plan makes one of it ({fused})"
         )
     spec, plan = fused
-    fused_us, split_us = measured or (_fused_estimate(spec, plan, device, record is not None), split.us)
+    fused_us, split_us = measured or (_fused_estimate(spec, plan, device, bool(tuned)), split.us)
     basis = MEASURED if measured else ESTIMATES
     if wanted == AUTO:
         chosen, why = (FUSED, "") if fused_us <= split_us else (SPLIT, "they take less time")
-        if why and record is not None:
-            why += f" (form fused takes the plan of a record, {record})"
+        if why and tuned:
+            why += f" (form fused takes the plan of a record, {tuned})"
     else:
         chosen, why = wanted, "this form is asked for"
     return FormChoice(chosen, fused_us, split_us, basis, split.gemm, split.rows, why)

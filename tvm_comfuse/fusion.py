@@ -132,8 +132,8 @@ class _Decider:
             return None
         known = fused if isinstance(fused, Refusal) else (analyze(fused), plan_of(fused))
         record = self.records.get(id(report))
-        both_us = record.both_us if record else None
-        choice = self.choices[id(report)] = choose(wanted, known, split, device, both_us, record)
+        both_us, tuned = (record.both_us, str(record)) if record else (None, "")
+        choice = self.choices[id(report)] = choose(wanted, known, split, device, both_us, tuned)
         return split if choice.chosen == SPLIT else None
 
     def explained(self, report: MatmulReport) -> MatmulExplanation:

@@ -17,7 +17,6 @@ from tvm.s_tir import meta_schedule as ms
 
 import tvm_comfuse
 from tvm_comfuse.bench import run_suite
-from tvm_comfuse.cli.main import main
 from tvm_comfuse.errors import PlanError
 from tvm_comfuse.tuning.database import Database, DatabaseError, best_plan
 from tvm_comfuse.tuning.database.files import LOCK_NAME
@@ -42,22 +41,6 @@ def build():
     inputs = torch.randn(24, 64), torch.randn(24, 128)
     return Block().to(torch.bfloat16).eval(), tuple(each.to(torch.bfloat16) for each in inputs)
 """
-
-
-@pytest.fixture
-def comfuse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Calls the command line: (exit code, standard output, standard error)."""
-
-    def call(*arguments: object) -> tuple[Any, str, str]:
-        monkeypatch.setattr("sys.argv", ["comfuse", *map(str, arguments)])
-        code: Any = 0
-        try:
-            main()
-        except SystemExit as error:
-            code = error.code or 0
-        return code, *capsys.readouterr()
-
-    return call
 
 
 @pytest.fixture

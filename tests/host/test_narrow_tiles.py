@@ -5,18 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from verified_kernels import assert_right
 
 from tvm_comfuse.bench.ours import compile_executable
 from tvm_comfuse.cuda import compile_cubin, sources
-from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.target import parse_target
-from tvm_comfuse.tir_passes.lower import lower
-from tvm_comfuse.verify.dynamic import compare, random_inputs
 from tvm_comfuse.verify.families import Family
-from tvm_comfuse.verify.interpreter import Program
-from tvm_comfuse.verify.reference import reference
-from tvm_comfuse.verify.static import check
 
 TARGET = parse_target("h200")
 AT_ONCE = Plan(
@@ -54,12 +49,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_numbers_and_protocol(case: Family, slow: str | None) -> None:
     func = case.cluster(TARGET)
-    kernel = lower(func, case.name)
-    assert check(kernel, H200) == []
-    inputs = random_inputs(func, case.m, 1, seed=0)
-    result = Program(kernel).run(inputs, seed=1, slow=slow)
-    assert not result.findings, result.findings[0]
-    assert compare(result.outputs, reference(func, inputs)) == []
+    assert_right(func, case.m, 1, slow)
 
 
 @pytest.mark.parametrize("case", [CASES[1], CASES[5]], ids=lambda case: case.name)

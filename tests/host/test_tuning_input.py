@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from tvm.s_tir.meta_schedule.utils import shash2hex
 
 import tvm_comfuse
 from tvm_comfuse.bench.ops import OPS
-from tvm_comfuse.cli.main import main
 from tvm_comfuse.errors import ModelError, OutputError
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.tuning import api
@@ -49,22 +47,6 @@ def models(tmp_path: Path) -> str:
     path = tmp_path / "models.py"
     path.write_text(MODELS)
     return str(path)
-
-
-@pytest.fixture
-def comfuse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Calls the command line: (exit code, standard output, standard error)."""
-
-    def call(*arguments: object) -> tuple[Any, str, str]:
-        monkeypatch.setattr(sys, "argv", ["comfuse", *map(str, arguments)])
-        code: Any = 0
-        try:
-            main()
-        except SystemExit as error:
-            code = error.code or 0
-        return code, *capsys.readouterr()
-
-    return call
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tvm
 from tvm import relax
+from verified_kernels import assert_right
 
 from tvm_comfuse.frontend import from_relax
 from tvm_comfuse.fusion import fuse
@@ -22,11 +23,11 @@ from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.schedules.walk import band_parts
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.tir_passes.lower import is_cluster, lower
+from tvm_comfuse.tuning.space import Space
 from tvm_comfuse.verify.api import verify_kernel
 from tvm_comfuse.verify.dynamic import compare, random_inputs
 from tvm_comfuse.verify.interpreter import Program
 from tvm_comfuse.verify.reference import reference
-from tvm_comfuse.verify.static import check
 
 PLAN = Plan(64, 64, 64, 2, "cooperative", 2, 1, "none", 1, 1, 3, ("tma",), ("tma",), walk="tiles")
 QUADS = {"operands": ("global",), "store": ("global",), "w_order": "quads"}
@@ -75,12 +76,7 @@ def function(module: tvm.IRModule, plan: Plan | None = None) -> Any:
 )
 def test_every_tile_once(plan: Plan, m: int, n: int, slow: str | None) -> None:
     func = function(model(m, n, 128), plan)
-    kernel = lower(func, "kernel")
-    assert check(kernel, H200) == []
-    inputs = random_inputs(func, m, 1, seed=0)
-    result = Program(kernel).run(inputs, seed=1, slow=slow)
-    assert not result.findings, result.findings[0]
-    assert compare(result.outputs, reference(func, inputs)) == []
+    assert_right(func, m, 1, slow)
 
 
 def test_one_program_runs_with_any_number_of_rows() -> None:
@@ -130,6 +126,14 @@ def test_reductions_and_vectors_keep_their_columns() -> None:
     assert {plan.walk for plan in candidates(spec, H200)} == {"columns"}
     spec = analyze(function(OPS["rms_norm"].relax_module(300, 320, 128)))
     assert "walk-reductions" in [refusal.code for refusal in legality(PLAN, spec, H200)]
+
+
+def test_tuning_looks_at_both_walks() -> None:
+    spec = analyze(function(model(300, 320, 128)))
+    assert {plan.walk for plan in candidates(spec, H200)} == {"columns"}
+    space = Space.of(spec, H200)
+    assert isinstance(space, Space)
+    assert {plan.walk for plan in space.legal} == {"columns", "tiles"}
 
 
 def test_a_vocabulary_is_one_row() -> None:

@@ -12,11 +12,14 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.tir_passes.lower import lower
-from tvm_comfuse.verify.dynamic import random_inputs
+from tvm_comfuse.verify.dynamic import compare, random_inputs
 from tvm_comfuse.verify.families import FAMILIES
+from tvm_comfuse.verify.interpreter import Program
 from tvm_comfuse.verify.reference import reference
+from tvm_comfuse.verify.static import check
 
 NAMES = [family.name for family in FAMILIES]
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,3 +64,13 @@ def cases_for(apply: Callable[[tirx.PrimFunc], Any], most: int) -> list[tuple[Ca
         if len(found) < most and (mutated := apply(case(name).kernel)) is not None:
             found.append((case(name), mutated))
     return found
+
+
+def assert_right(func: tirx.PrimFunc, rows: int, outputs: int = 1, slow: str | None = None) -> None:
+    """The kernel of a scheduled function keeps the static rules; the interpreter finds nothing in it, and float64's numbers."""
+    kernel = lower(func, "kernel")
+    assert check(kernel, H200) == []
+    inputs = random_inputs(func, rows, outputs, seed=0)
+    result = Program(kernel).run(inputs, seed=1, slow=slow)
+    assert not result.findings, result.findings[0]
+    assert compare(result.outputs, reference(func, inputs)) == []

@@ -24,7 +24,7 @@ from tvm_comfuse.schedules.footprint import row_parts
 from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import W_ORDERS, Plan
 from tvm_comfuse.schedules.spec import ClusterSpec
-from tvm_comfuse.schedules.walk import in_turn
+from tvm_comfuse.schedules.walk import in_turn, walks
 
 #: fields that are chosen together: most combinations of their values mean nothing
 TOGETHER = (("tile_m", "tile_n"), ("layout", "groups_m", "groups_n", "mma_groups"), ("operands", "store"))
@@ -85,7 +85,9 @@ class Space:
             assert isinstance(refusal, Refusal)
             return refusal
         grouped = {name: group for group in TOGETHER for name in group}
-        more = MORE | (WITH_FUNCTIONS if any(stage.approximable for stage in spec.stages) else {})
+        more = (
+            MORE | (WITH_FUNCTIONS if any(stage.approximable for stage in spec.stages) else {}) | {"walk": walks(spec)}
+        )
         groups = dict.fromkeys(grouped.get(f.name, (f.name,)) for f in fields(Plan) if f.name not in DERIVED)
         axes, fixed = [], list[tuple[str, Any]]()
         for names in groups:
