@@ -159,7 +159,8 @@ class CtaPlace:
         if width == parts:
             return number // parts, number % parts
         of_band = self._teams * width
-        band, rest = number // of_band, number % of_band
+        # a CTA that the static checks give an index below zero has columns of the tensor all the same
+        band, rest = number // of_band % -(-parts // width), number % of_band
         columns = T.min(parts - band * width, width) if parts % width else width
         return rest // columns, band * width + rest % columns
 

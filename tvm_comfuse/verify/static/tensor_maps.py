@@ -31,8 +31,7 @@ def check(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
             continue
         inner = instruction.args[2 if load else 1]
         values = scene.values(inner, instruction)
-        # a CTA that stands for one with more steps (scene.py) has columns in front of the tensor where these follow from steps
-        wrong = values[(values % used.box_columns != 0) | ((values < 0) & (scene.cta >= 0))]
+        wrong = values[(values % used.box_columns != 0) | (values < 0)]
         if wrong.size:
             text = f"boxes begin at columns 0, {used.box_columns}, {2 * used.box_columns}, ...; found {int(wrong[0])}"
             numbers = {"column": int(wrong[0]), "step": used.box_columns}
