@@ -9,7 +9,7 @@ from itertools import product
 
 from tvm_comfuse.refusal import Refusal
 
-from .co_residency import MAX_CLUSTER, most_columns, row_length
+from .co_residency import MAX_CLUSTER, row_length
 from .cost import estimate
 from .device import Device
 from .footprint import row_parts, w_part_bytes
@@ -129,9 +129,9 @@ def residencies(spec: ClusterSpec, cta_columns: int, cluster_m: int, device: Dev
     return (False, True) if possible else (False,)
 
 
-def usual_walk(spec: ClusterSpec, device: Device) -> str:
-    """CTAs keep their columns, as in all that was measured, unless a row is too long for that; tuning looks at both."""
-    return TURNS if spec.n > most_columns(device) and TURNS in walks(spec) else COLUMNS
+def usual_walk(spec: ClusterSpec, w_resident: bool) -> str:
+    """CTAs take turns where they can: no SM is left over, and less of W is read from device memory; tuning looks at both."""
+    return TURNS if TURNS in walks(spec) and not w_resident else COLUMNS
 
 
 def group_counts(layout: str, w_resident: bool) -> tuple[int, ...]:
@@ -170,7 +170,7 @@ def _enumerate(spec: ClusterSpec, device: Device) -> Iterator[Plan]:
                     dependent_launch=True,
                     packed_tail=form.packed,
                 )
-                plan = replace(plan, walk=usual_walk(spec, device))
+                plan = replace(plan, walk=usual_walk(spec, w_resident))
                 yield replace(plan, ctas=persistent_ctas(plan, spec, device))
 
 

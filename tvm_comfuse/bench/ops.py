@@ -151,6 +151,10 @@ def _bias_gelu(h: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.gelu(F.linear(h, w, b))
 
 
+def _gated(h: Tensor, w: Tensor, x: Tensor) -> Tensor:
+    return F.silu(F.linear(h, w)) * x
+
+
 def _exact_gelu(value: Tensor) -> Tensor:
     return 0.5 * value * (1 + torch.erf(value * 0.5**0.5))
 
@@ -201,6 +205,12 @@ def _graph_bias_gelu(emit: Any, product: Any, b: Any) -> Any:
     return emit(op.nn.gelu(emit(op.add(product, b))))
 
 
+def _graph_gated(emit: Any, product: Any, x: Any) -> Any:
+    from tvm.relax import op
+
+    return emit(op.multiply(emit(op.nn.silu(product)), x))
+
+
 _HW = (("h", "activation"), ("w", "weight"))
 _X, _B, _G, _E = ("x", "tile"), ("b", "column"), ("g", "column"), ("e", "column")
 
@@ -238,5 +248,6 @@ OPS: dict[str, OpDef] = {
         ),
         OpDef("bias", (*_HW, _B), _bias, lambda h, w, b: h @ w.T + b, _graph_bias),
         OpDef("bias_gelu", (*_HW, _B), _bias_gelu, lambda h, w, b: _exact_gelu(h @ w.T + b), _graph_bias_gelu),
+        OpDef("gated", (*_HW, _X), _gated, lambda h, w, x: F.silu(h @ w.T) * x, _graph_gated),
     )
 }

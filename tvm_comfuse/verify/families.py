@@ -132,6 +132,16 @@ FAMILIES = (
     Family("softmax", "softcap_softmax", 384, 128, 192, replace(_BASE, operands=())),
     Family("softmax_fast", "softcap_softmax", 384, 128, 192, replace(_BASE, operands=(), fast_math=True)),
     Family("elementwise", "bias_gelu", 384, 128, 192, replace(_BASE, operands=(), exchange="none", cluster_n=1)),
+    # three CTAs take turns at five columns of tiles, in bands of one, two and two; tiles of one and a half boxes
+    Family("in_turn", "gated", 300, 320, 192, replace(_BASE, exchange="none", cluster_n=1, ctas=3, walk="tiles")),
+    Family(
+        "in_turn_multicast",
+        "gated",
+        640,
+        480,
+        192,
+        replace(_QUADS, tile_n=96, exchange="none", cluster_m=2, ctas=6, walk="tiles"),
+    ),
     # a row in a warp, of which not all lanes have the last chunk, and a last CTA with a single row; a row in 16 warps
     Family("rows_ragged", "layer_norm", 1057, 1000, 64, None),
     Family("rows_softmax", "softcap_softmax", 77, 2312, 64, None),
