@@ -10,8 +10,8 @@ from tvm_comfuse.schedules.plan import QUAD_COLUMNS
 from tvm_comfuse.tir_passes.emit.dsl import host_value
 from tvm_comfuse.tir_passes.emit.shared import ATOM_BYTES
 
-#: codes of cuTensorMapEncodeTiled: no interleave, 128-byte swizzle, 256-byte L2 promotion, zeros outside
-INTERLEAVE_NONE, SWIZZLE_128B, L2_PROMOTION_256B, FILL_ZERO = 0, 3, 2, 0
+#: codes of cuTensorMapEncodeTiled: no interleave, 128-byte swizzle, 128-byte L2 promotion, zeros outside
+INTERLEAVE_NONE, SWIZZLE_128B, L2_PROMOTION_128B, FILL_ZERO = 0, 3, 2, 0
 
 
 def tensor_map(name: str, buffer: Any, box_rows: int) -> Any:
@@ -49,7 +49,7 @@ def _encode(name: str, buffer: Any, sizes: list[Any], strides: list[Any], box: l
             *[1] * len(sizes),
             INTERLEAVE_NONE,
             SWIZZLE_128B,
-            L2_PROMOTION_256B,
+            L2_PROMOTION_128B,
             FILL_ZERO,
         )
     )
