@@ -24,7 +24,7 @@ TILES = ((64, 64), (64, 128), (64, 192), (64, 256), (128, 64), (128, 128))
 TILE_K = 64
 DEPTHS = range(2, 9)
 #: layout, groups_m, groups_n
-LAYOUTS = (("pingpong", 1, 1), ("cooperative", 2, 1), ("cooperative", 1, 2))
+LAYOUTS = (("pingpong", 1, 1), ("cooperative", 2, 1), ("cooperative", 1, 2), ("memory", 2, 1))
 #: of the pingpong layout with a resident W, whose main loop may be too short for two to hide their stages; in kernels of four
 #: ptxas spills registers too often to take one unseen
 MMA_GROUPS = (2, 3)
@@ -140,7 +140,9 @@ def group_counts(layout: str, w_resident: bool) -> tuple[int, ...]:
 
 
 def _enumerate(spec: ClusterSpec, device: Device) -> Iterator[Plan]:
-    shapes = product(TILES, LAYOUTS, CLUSTERS_M)
+    # a memory warp group has been timed on clusters with row values only
+    layouts = [each for each in LAYOUTS if spec.reductions or each[0] != "memory"]
+    shapes = product(TILES, layouts, CLUSTERS_M)
     for (tile_m, tile_n), (layout, groups_m, groups_n), cluster_m in shapes:
         columns = tile_n * groups_n
         for scope in scopes(spec, columns, groups_n, cluster_m):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from .device import Device
 from .footprint import HALF_BYTES, dtype_bytes, resident_bytes, slot_rows
 from .plan import Plan
+from .registers import THREADS_OF_GROUP
 from .spec import ClusterSpec, Operand, Output, rounds
 from .split import head_blocks, tail_blocks, tail_stages
 from .tails import in_one_pass
@@ -58,6 +59,8 @@ NARROW_WGMMA, NARROW_COLUMNS = 1.1, 128
 #: a pingpong main loop has one warp group at a time to keep the tensor cores busy: 1.1 to 1.4 with W in the ring (forms.json
 #: with 64 rows, layouts.json with 128 x 128 tiles)
 PINGPONG_MAIN_LOOP = 1.3
+#: a tile of the memory warp group, besides its instructions: one warp a scheduler hides little of what it waits for
+MEMORY_TILE_US = 3.9
 #: kernels with thread block clusters that share W against the same without
 MULTICAST_FACTOR = 1.04
 
@@ -105,6 +108,10 @@ def estimate(plan: Plan, spec: ClusterSpec, device: Device) -> Estimate:
     if plan.layout == "pingpong":
         # the stages of some groups run beside the main loops of others, but each instruction takes its time
         exposed = max(stages, (main + behind) / plan.mma_groups - main)
+    elif plan.hands_over:
+        # its tiles come one after the other
+        behind = plan.mma_groups * _memory_tile(plan, spec)
+        exposed = max(stages, behind - main)
     elif plan.defer:
         tail = tail_blocks(spec)
         exposed = stages + _latency(plan, spec, [blocks for blocks in spec.passes if not tail.issuperset(blocks)])
@@ -155,6 +162,12 @@ def stage_time(plan: Plan, spec: ClusterSpec) -> float:
     return cycles / (CLOCK_GHZ * 1e3)
 
 
+def _memory_tile(plan: Plan, spec: ClusterSpec) -> float:
+    """Microseconds in which the memory warp group runs the stages of one MMA warp group's tile."""
+    elements = plan.tile_m * plan.tile_n / THREADS_OF_GROUP
+    return MEMORY_TILE_US + _instructions(plan, spec) * elements / (CLOCK_GHZ * 1e3)
+
+
 def _instructions(plan: Plan, spec: ClusterSpec) -> float:
     """Instructions of an element's stages."""
     _, behind = tail_stages(spec)
@@ -172,6 +185,8 @@ def _instructions(plan: Plan, spec: ClusterSpec) -> float:
     if plan.packed_tail:
         # one instruction for two elements; the scale has two parts
         count += (last * INSTRUCTIONS + 1) / 2 + (0 if plan.defer else PACK)
+    if plan.hands_over:
+        count += PACK + UNPACK
     if plan.defer:
         count += PACK + (0 if plan.packed_tail else UNPACK)
     return count

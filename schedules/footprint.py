@@ -96,11 +96,12 @@ def shared_memory(plan: Plan, spec: ClusterSpec) -> dict[str, int]:
     pipeline    slots of x and w tiles; of x tiles only if W is resident
     resident_w  resident_bytes
     staging     staging_tiles for each MMA warp group
+    handover    a half-precision tile for each MMA warp group, if there is a memory warp group
     vectors     [N] operands, the columns of the CTA
     mailboxes   row partials, if they are exchanged inside a CTA or cluster; the tag base, if across the grid
     barriers    mbarriers
 
-    Pipeline, resident_w and staging are multiples of TILE_ALIGNMENT for every legal tile.
+    Pipeline, resident_w, staging and handover are multiples of TILE_ALIGNMENT for every legal tile.
     """
     rows, columns = slot_rows(plan)
     in_slot = rows if plan.w_resident else rows + columns
@@ -108,6 +109,7 @@ def shared_memory(plan: Plan, spec: ClusterSpec) -> dict[str, int]:
         "pipeline": plan.pipeline_depth * in_slot * plan.tile_k * HALF_BYTES,
         "resident_w": resident_bytes(plan, spec),
         "staging": plan.mma_groups * staging_tiles(plan, spec) * plan.tile_m * plan.tile_n * HALF_BYTES,
+        "handover": plan.mma_groups * plan.tile_m * plan.tile_n * HALF_BYTES if plan.hands_over else 0,
         "vectors": len(spec.col_operands) * VECTOR_BYTES * columns,
         "mailboxes": mailbox_bytes(plan, spec),
         "barriers": BARRIERS_BYTES,

@@ -29,6 +29,8 @@ ATOM_ROWS = 8
 MAX_ACCUMULATORS = {2: 128, 3: 96, 4: 64}
 #: the same where [M, N] operands are read from global memory: their rows' addresses and loads in flight take more
 MAX_BESIDE_GLOBAL = {2: 128, 3: 64, 4: 32}
+#: of MMA warp groups that hand their tile over, and of the memory warp group that takes it
+MAX_HANDED_OVER = 96
 MAX_BOX_ROWS = 256
 #: TMA wants strides that are multiples of 16 bytes
 STRIDE_ELEMENTS = 8
@@ -223,6 +225,7 @@ def accumulators(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refu
     """The float32 result of a group fits into its registers, and that of one wgmma into those that a kernel starts with."""
     count, far = plan.tile_m * plan.tile_n // THREADS_OF_GROUP, "global" in plan.operands
     most = (MAX_BESIDE_GLOBAL if far else MAX_ACCUMULATORS)[plan.mma_groups]
+    most = min(most, MAX_HANDED_OVER) if plan.hands_over else most
     if count > most:
         yield Refusal(
             "accumulators",
@@ -232,7 +235,7 @@ def accumulators(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refu
                 "tile_m": plan.tile_m,
                 "tile_n": plan.tile_n,
                 "accumulators": count,
-                "registers": role_registers(plan.mma_groups).mma,
+                "registers": role_registers(plan.mma_groups, plan.hands_over).mma,
             },
             "halve tile_m or tile_n" + (", or lower mma_groups" if plan.mma_groups > COOPERATIVE_GROUPS else ""),
         )
@@ -277,23 +280,35 @@ def resident(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]
 
 
 def groups(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
-    """1 x 1, each with its own tile (pingpong), or two as 2 x 1 or 1 x 2 of one tile (cooperative)."""
+    """1 x 1, each with its own tile (pingpong), or two of one tile, 2 x 1 or, in the cooperative layout, 1 x 2."""
     at = (plan.groups_m, plan.groups_n)
-    good = at == (1, 1) if plan.layout == "pingpong" else at in ((COOPERATIVE_GROUPS, 1), (1, COOPERATIVE_GROUPS))
-    if not good:
+    stacked, beside = (COOPERATIVE_GROUPS, 1), (1, COOPERATIVE_GROUPS)
+    if at not in {"pingpong": ((1, 1),), "cooperative": (stacked, beside), "memory": (stacked,)}[plan.layout]:
         yield Refusal(
             "groups",
-            "groups must be 1 x 1 for pingpong, 2 x 1 or 1 x 2 for cooperative",
+            "groups must be 1 x 1 for pingpong, 2 x 1 or 1 x 2 for cooperative, 2 x 1 for memory",
             {"layout": plan.layout, "groups_m": plan.groups_m, "groups_n": plan.groups_n},
             "change layout or groups",
         )
-    if plan.layout == "cooperative" and plan.mma_groups != COOPERATIVE_GROUPS:
+    if plan.layout != "pingpong" and plan.mma_groups != COOPERATIVE_GROUPS:
         yield Refusal(
             "mma-groups",
-            f"the cooperative layout has {COOPERATIVE_GROUPS} MMA warp groups",
+            f"the {plan.layout} layout has {COOPERATIVE_GROUPS} MMA warp groups",
             {"layout": plan.layout, "mma_groups": plan.mma_groups},
             f"set mma_groups to {COOPERATIVE_GROUPS}, or layout to pingpong",
         )
+
+
+def handover(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
+    """What is handed over is in half precision."""
+    for output in spec.tile_outputs:
+        if plan.hands_over and output.dtype not in MATRIX_DTYPES:
+            yield Refusal(
+                "handover-dtype",
+                "a memory warp group makes its outputs of products that were handed over in half precision",
+                {"name": output.block, "dtype": output.dtype},
+                "take the cooperative layout, or let the model round the output to half precision",
+            )
 
 
 def depth(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
@@ -357,6 +372,7 @@ CLAUSES: tuple[Clause, ...] = (
     box_rows,
     resident,
     groups,
+    handover,
     depth,
     memory,
     quads,

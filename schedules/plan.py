@@ -17,7 +17,7 @@ from .registers import THREADS_OF_GROUP
 #: who must talk for a row value, from near to far
 EXCHANGE_SCOPES = ("none", "warp", "cta", "cluster", "grid")
 #: how the MMA warp groups share the work of a CTA
-LAYOUTS = ("pingpong", "cooperative")
+LAYOUTS = ("pingpong", "cooperative", "memory")
 #: the order in which rows of w become columns of the result in a warp group's registers
 W_ORDERS = ("rows", "quads")
 #: how the CTAs go through the tiles of the result
@@ -39,9 +39,11 @@ class Plan:
     pipeline_depth   slots of the ring between the producer and the MMA warp groups
     layout           ``pingpong``: each MMA warp group has a tile of its own and their main loops take turns, so that the
                      stages of one run while the tensor cores work for another;
-                     ``cooperative``: the groups work on one CTA tile at the same time
-    groups_m,        how the MMA warp groups of a cooperative CTA tile stand: 2 x 1 or 1 x 2; 1 x 1 for pingpong
-    groups_n
+                     ``cooperative``: the groups work on one CTA tile at the same time;
+                     ``memory``: likewise, but they only multiply: they hand their tiles over to a memory warp group, which runs
+                     the stages while they go on with the next tile
+    groups_m,        how the MMA warp groups of a CTA tile stand: 2 x 1 or 1 x 2 (cooperative), 2 x 1 (memory); 1 x 1 for
+    groups_n         pingpong
     exchange         scope of the row values; ``none`` without a row reduction, ``warp`` if one warp group's tile has
                      the whole row
     cluster_m        CTAs along M that share W by TMA multicast
@@ -58,8 +60,8 @@ class Plan:
                      ``quads``: rows of w are loaded in such an order that a lane has eight neighbours of every 32, which
                      global memory takes and gives with one access
     w_resident       each CTA loads its columns of W once and keeps them in shared memory; the ring then carries x only
-    mma_groups       MMA warp groups of a CTA: 2 in the cooperative layout; 2 to 4 in the pingpong layout, where more of
-                     them hide stages that take longer than one main loop
+    mma_groups       MMA warp groups of a CTA: 2 to 4 in the pingpong layout, where more of them hide stages that take longer
+                     than one main loop; 2 in the others
     dependent_launch start before the kernel in front in the stream has ended, and wait for it behind the prologue
                      (programmatic dependent launch)
     walk             ``columns``: a CTA keeps its columns; ``tiles``: CTAs take turns at all tiles (schedules/walk.py)
@@ -100,7 +102,7 @@ class Plan:
 
     def short(self) -> str:
         """The choices that tell plans apart at a glance."""
-        groups = f" {self.groups_m}x{self.groups_n}" if self.layout == "cooperative" else ""
+        groups = f" {self.groups_m}x{self.groups_n}" if self.layout != "pingpong" else ""
         groups += f" of {self.mma_groups} groups" if self.mma_groups != COOPERATIVE_GROUPS else ""
         resident = ", W resident" if self.w_resident else ""
         cluster = f", cluster {self.cluster_m}x{self.cluster_n}" if self.cluster_m * self.cluster_n > 1 else ""
@@ -153,8 +155,13 @@ class Plan:
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: one producer warp group and the MMA warp groups."""
-        return THREADS_OF_GROUP * (1 + self.mma_groups)
+        """Threads of a CTA: one producer warp group, the MMA warp groups and the memory warp group, if there is one."""
+        return THREADS_OF_GROUP * (1 + self.mma_groups + self.hands_over)
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the MMA warp groups hand their tiles over to a memory warp group."""
+        return self.layout == "memory"
 
     @property
     def cta_rows(self) -> int:

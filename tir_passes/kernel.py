@@ -1,7 +1,7 @@
 """The kernel of a cluster, from top to bottom.
 
-Warp group 0 moves tiles; the others, two unless the plan says more, multiply and run the stages.  See docs/kernel.md for
-the picture.
+Warp group 0 moves tiles; the others, two unless the plan says more, multiply and run the stages.  In the memory layout they
+only multiply, and the last warp group runs the stages.  See docs/kernel.md for the picture.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from tvm_comfuse.tir_passes.emit import operands, ring
 from tvm_comfuse.tir_passes.emit.dsl import Cell, Expr, do, either, loop, named, registers, store, u32, when
 from tvm_comfuse.tir_passes.emit.exchange import slots_of_group
 from tvm_comfuse.tir_passes.emit.geometry import CtaPlace, Geometry
-from tvm_comfuse.tir_passes.emit.mma import MainLoop
+from tvm_comfuse.tir_passes.emit.handover import Handover
+from tvm_comfuse.tir_passes.emit.mma import ALONE, MainLoop
 from tvm_comfuse.tir_passes.emit.producer import fill_ring, send_results
 from tvm_comfuse.tir_passes.emit.shared import ALIGNMENT, SharedLayout
 from tvm_comfuse.tir_passes.emit.staging import StagingTiles
-from tvm_comfuse.tir_passes.emit.stamps import FILL, MAIL, MMA, SEND, NoStamps, Stamps
+from tvm_comfuse.tir_passes.emit.stamps import FILL, MAIL, MEMORY, MMA, SEND, NoStamps, Stamps
 from tvm_comfuse.tir_passes.emit.steps import Steps
 from tvm_comfuse.tir_passes.emit.tensormaps import quad_map, tensor_map
 from tvm_comfuse.tir_passes.emit.w_tiles import w_tiles
@@ -66,7 +67,7 @@ class Kernel:
     def __init__(self, func: tirx.PrimFunc, spec: ClusterSpec, plan: Plan, name: str, stamped_steps: int = 0):
         self.func, self.spec, self.plan, self.name = func, spec, plan, name
         self.geometry = Geometry(plan, spec)
-        self.registers = role_registers(plan.mma_groups)
+        self.registers = role_registers(plan.mma_groups, plan.hands_over)
         self.blocks = normal_forms(func)
         #: what a thread holds of its tile, and operands it has asked for; both are set by Steps
         self.fragment: Any = None
@@ -160,12 +161,12 @@ class Kernel:
                 self._declare_shared()
                 self._prologue()
                 self.stamps.first()
-                # one if with two branches: ptxas raises a branch's register limit only in this form
-                with either(self.warp_group == 0) as (producer, mma):
+                # one if with a branch for each role: ptxas raises a branch's register limit only in this form
+                with either(self.warp_group == 0) as (producer, others):
                     with producer:
                         self._producer()
-                    with mma:
-                        self._mma()
+                    with others:
+                        self._others()
                 self._epilogue()
                 self.stamps.last()
         tags = self._launch_tags()
@@ -208,7 +209,7 @@ class Kernel:
             rank = named("rank", T.cta_id_in_cluster([size]))
         else:
             cluster, rank = named("cta", T.cta_id([self.plan.ctas])), T.int32(0)
-        self.warp_group = named("warp_group", T.warpgroup_id([1 + self.plan.mma_groups]))
+        self.warp_group = named("warp_group", T.warpgroup_id([self.plan.threads // WARP_GROUP]))
         self.warp = named("warp", T.warp_id_in_wg([4]))
         self.lane = named("lane", T.lane_id([32]))
         self.cta = cluster * size + rank
@@ -228,6 +229,7 @@ class Kernel:
         self.tile_full = ring.barriers("tile_full", tiles)
         self.tile_empty = ring.barriers("tile_empty", tiles)
         self.tile_ready = ring.barriers("tile_ready", self.plan.mma_groups)
+        self.handover = Handover(self) if self.plan.hands_over else None
         self.tile_next = ring.barriers("tile_next", self.plan.mma_groups) if len(self.staging.stores) > 1 else None
         if self.plan.exchange == "grid":
             self.mail_ready = ring.barriers("mail_ready", 1)
@@ -263,6 +265,8 @@ class Kernel:
                 ring.init(self.full, slot, 1)
                 ring.init(self.empty, slot, consumers * self.plan.cluster_m)
             self.w_tiles.init()
+            if self.handover is not None:
+                self.handover.init()
             for group in range(self.plan.mma_groups):
                 ring.init(self.tile_ready, group, WARP_GROUP)
                 if self.tile_next is not None:
@@ -318,16 +322,75 @@ class Kernel:
         store(self.tag_word, base.value, 0)
         ring.arrive(self.mail_ready, 0)
 
+    def _others(self) -> None:
+        if self.handover is None:
+            self._mma()
+            return
+        with either(self.warp_group <= self.plan.mma_groups) as (mma, memory):
+            with mma:
+                self._multiply()
+            with memory:
+                self._memory()
+
+    def _multiply(self) -> None:
+        """The life of an MMA warp group that hands its tiles over."""
+        assert self.handover is not None
+        do(T.ptx.setmaxnreg.inc.sync.aligned.u32(self.registers.mma))
+        self.stamps.role(MMA, self.group)
+        self.acc = registers([self.accumulators], "float32", "acc")
+        cursor = ring.Cursor(self.plan.pipeline_depth, 0, "read")
+        main_loop = MainLoop(self, self.group_row(self.group), self.group_column(self.group))
+        with loop(self.place.steps, "use") as use:
+            self.stamps.begin("main loop", use)
+            main_loop.run(cursor, use, lambda: None, ALONE)
+            self.stamps.end("main loop", use)
+            self.stamps.begin("hand over", use)
+            self.handover.give(use)
+            self.stamps.end("hand over", use)
+
+    def _memory(self) -> None:
+        """The life of the memory warp group: of every step the tiles of all MMA warp groups, one after the other."""
+        assert self.handover is not None
+        do(T.ptx.setmaxnreg.inc.sync.aligned.u32(self.registers.memory))
+        self.acc = registers([self.accumulators], "float32", "products")
+        self._load_inputs()
+        self._fill_vectors(T.int32(0), 1)
+        with loop(self.place.steps * self.plan.mma_groups, "turn") as turn:
+            use = turn // self.plan.mma_groups
+            self.group = turn % self.plan.mma_groups
+            self.stamps.role(MEMORY, self.group)
+            steps = Steps(self)
+            steps.ask(use)
+            self.stamps.begin("hand over", use)
+            self.handover.take(use)
+            self.stamps.end("hand over", use)
+            self._await_tags(turn)
+            self._stages(steps, use, use)
+
+    def _load_inputs(self) -> None:
+        self.scalars = [self.real[b] for b in self.inputs("scalar")]
+        self.columns = [self.real[b] for b in self.inputs("row")]
+        self.scalar_cells = operands.load_scalars(self)
+
+    def _stages(self, steps: Steps, step: Expr, use: Expr) -> None:
+        """The stages of a step, but what is deferred."""
+        self.stamps.begin("head", use)
+        stages = steps.head(step, use)
+        self.stamps.end("head", use)
+        if not self.plan.defer:
+            self.stamps.begin("tail", use)
+            steps.row_values(stages, use)
+            steps.tail(stages, use)
+            self.stamps.end("tail", use)
+
     def _mma(self) -> None:
         """A warp group's life: its steps, each a main loop and the stages."""
         do(T.ptx.setmaxnreg.inc.sync.aligned.u32(self.registers.mma))
         self.stamps.role(MMA, self.group)
         stride = self.geometry.steps_of_group
         self.acc = registers([self.accumulators], "float32", "acc")
-        self.scalars = [self.real[b] for b in self.inputs("scalar")]
-        self.columns = [self.real[b] for b in self.inputs("row")]
-        self.scalar_cells = operands.load_scalars(self)
-        self._fill_vectors()
+        self._load_inputs()
+        self._fill_vectors(self.group, self.plan.mma_groups)
         cursor = ring.Cursor(self.plan.pipeline_depth, 0, "read")
         main_loop = MainLoop(self, self.group_row(self.group), self.group_column(self.group))
         for group in range(1, stride):
@@ -344,21 +407,14 @@ class Kernel:
             if self.geometry.pingpong:
                 cursor.advance((stride - 1) * self.geometry.k_slots)
             self._await_tags(use)
-            self.stamps.begin("head", use)
-            stages = steps.head(step, use)
-            self.stamps.end("head", use)
-            if not self.plan.defer:
-                self.stamps.begin("tail", use)
-                steps.row_values(stages, use)
-                steps.tail(stages, use)
-                self.stamps.end("tail", use)
+            self._stages(steps, step, use)
         steps.last_tail(self.place.steps)
 
-    def _fill_vectors(self) -> None:
-        """The MMA warp groups bring the vectors while the producer's first slots are under way."""
+    def _fill_vectors(self, number: Expr, groups: int) -> None:
+        """The warp groups that run the stages, of which this is one, bring the vectors while the first slots are under way."""
         if self.vectors:
-            threads, behind_turns = WARP_GROUP * self.plan.mma_groups, ORDER_BARRIER + self.plan.mma_groups
-            operands.fill_vectors(self, threads, self.group * WARP_GROUP + self.thread)
+            threads, behind_turns = WARP_GROUP * groups, ORDER_BARRIER + self.plan.mma_groups
+            operands.fill_vectors(self, threads, number * WARP_GROUP + self.thread)
             do(T.ptx.barrier.cta.sync.aligned(u32(behind_turns), u32(threads)))
 
     def _await_tags(self, use: Expr) -> None:

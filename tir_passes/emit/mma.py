@@ -45,6 +45,9 @@ class Company:
     beside_last: Callable[[Expr], None] | None
 
 
+ALONE = Company(0, lambda k: None, 0, lambda: None, None)
+
+
 class MainLoop:
     """Descriptors of both operands and the loop that uses them.  `group_row`, `group_column`: the warp group's place in a
     cooperative CTA tile (0 in the pingpong layout)."""

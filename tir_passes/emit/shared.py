@@ -1,7 +1,7 @@
 """The layout of a CTA's dynamic shared memory.
 
-From low to high: the ring of A and B tiles, the B tiles of a W that stays, the staging tiles of the MMA warp groups,
-[N]-vectors as float32, mailboxes.
+From low to high: the ring of A and B tiles, the B tiles of a W that stays, the staging tiles of the MMA warp groups, the tiles
+that they hand over, [N]-vectors as float32, mailboxes.
 Tiles that TMA touches start at multiples of 1024 bytes, as the 128-byte swizzle wants.
 """
 
@@ -62,13 +62,15 @@ class SharedLayout:
         """Offset of staging tile `index` of an MMA warp group."""
         return self.staging + (group * self.staging_tiles + index) * self.tile_bytes
 
+    def handover(self, group: Expr) -> Expr:
+        """Offset of the tile that an MMA warp group hands over."""
+        return self.tile(self.geometry.plan.mma_groups, 0) + group * self.tile_bytes
+
     def vector(self, index: int) -> int:
         """Offset of the index-th [N]-vector, cta_columns float32."""
-        return (
-            self.staging
-            + self.geometry.plan.mma_groups * self.staging_tiles * self.tile_bytes
-            + index * self.geometry.plan.cta_columns * 4
-        )
+        plan = self.geometry.plan
+        first: int = self.handover(plan.mma_groups) if plan.hands_over else self.tile(plan.mma_groups, 0)
+        return first + index * plan.cta_columns * 4
 
     @property
     def mailbox(self) -> int:

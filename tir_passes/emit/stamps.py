@@ -20,8 +20,10 @@ from tvm_comfuse.tir_passes.emit.dsl import Cell, named, when
 from tvm_comfuse.tir_passes.emit.instructions import anchor, clock, opaque, stamp
 
 Expr = Any
-#: roles; the last one has a lane for each warp group, behind those of the others
-CTA, FILL, SEND, MAIL, MMA = "CTA", "ring filler", "result sender", "mail waiter", "MMA group"
+#: roles; the last two have a lane for each MMA warp group, behind those of the others: the memory warp group one for each whose
+#: tiles it takes
+CTA, FILL, SEND, MAIL, MEMORY, MMA = "CTA", "ring filler", "result sender", "mail waiter", "memory group", "MMA group"
+GROUPED = (MEMORY, MMA)
 #: what a lane waits for, and what it does
 WAITS = (
     "empty slot",  # of the ring, to fill it
@@ -33,12 +35,19 @@ WAITS = (
     "operand",  # in its staging tile
     "result tile",  # free, to write a result to it
     "exchange",  # partials of the other parts of the row
+    "hand over",  # for a free tile, and writing it; or for a full one, and reading it
 )
 WORK = ("load", "store", "main loop", "drain", "head", "first pass", "second pass", "post", "tail", "output")
 #: spans of a lane's step beside two for each slot of the ring: more are left out and counted
 OTHER_SPANS = 48
 #: places of an anchor: clock at kernel entry (0 at the end), clock, nanoseconds (low and high word)
 ANCHOR_PLACES = 4
+
+
+def role_of(lane: str) -> tuple[str, int]:
+    """The role of a lane, and the index of its MMA warp group; 0 for a role that has no groups."""
+    role = next((role for role in GROUPED if lane.startswith(role)), lane)
+    return role, int(lane.removeprefix(role) or 0)
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,8 @@ class Stamps(NoStamps):
         units = -(-(kernel.spec.m or 0) // kernel.geometry.unit_rows)
         #: whether no launch has more steps
         self.fits = units > 0 and most_steps(kernel.plan, kernel.spec, units) <= steps
-        groups = tuple(f"{MMA} {group}" for group in range(kernel.plan.mma_groups))
+        roles = (MEMORY, MMA) if kernel.plan.hands_over else (MMA,)
+        groups = tuple(f"{role} {group}" for role in roles for group in range(kernel.plan.mma_groups))
         self.lanes = (CTA, FILL, SEND, MAIL, *groups)
         self.places = 2 * (2 * kernel.geometry.k_slots + OTHER_SPANS)
         self.sites: dict[tuple[str, str, int], Site] = {}
@@ -162,9 +172,9 @@ class Stamps(NoStamps):
     # --- spans --------------------------------------------------------------------------------------------------------
 
     def role(self, name: str, group: Expr = None) -> None:
-        """`group`: index of an MMA warp group, of which the first thread stamps; other roles are one thread."""
+        """`group`: index of the MMA warp group whose tile it is; the first thread stamps.  Other roles are one thread."""
         self.name = name
-        self.lane = self.lanes.index(name) if group is None else len(self.lanes) - self.kernel.plan.mma_groups + group
+        self.lane = self.lanes.index(name if group is None else f"{name} 0") + (0 if group is None else group)
         self.elected = T.bool(True) if group is None else self.kernel.thread == 0
 
     def begin(self, kind: str, row: Expr, number: int = 0, at: Expr = None, extent: int = 1) -> None:

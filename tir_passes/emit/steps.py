@@ -82,6 +82,10 @@ class Steps:
             reduce_local(self.kernel, stages, members, self._carry(stages, stage), number, self.parked)
         return stages
 
+    def ask(self, step: Expr) -> None:
+        """Asks for the early operands of a step that has no main loop beside which to do so."""
+        self._load_halves(step, range(self.rows.fragment.half_boxes))
+
     def row_values(self, stages: Stages, use: Expr) -> None:
         """The last exchange's row values."""
         if self.cut >= 0:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tvm_comfuse.profile.timeline import OUTSIDE, CtaTimeline, Segment, segments
-from tvm_comfuse.tir_passes.emit.stamps import MMA, WAITS
+from tvm_comfuse.tir_passes.emit.stamps import MMA, WAITS, role_of
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def share_of(kinds: dict[str, float]) -> dict[str, float]:
 
 
 def _role(lane: str) -> str:
-    return MMA if lane.startswith(MMA) else lane
+    return role_of(lane)[0]
 
 
 def _of_role(ctas: Sequence[Sequence[Segment]]) -> RoleSummary:

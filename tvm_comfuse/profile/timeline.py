@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_comfuse.tir_passes.emit.stamps import ANCHOR_PLACES, MMA, StampLayout
+from tvm_comfuse.tir_passes.emit.stamps import ANCHOR_PLACES, MMA, StampLayout, role_of
 
 Array = np.ndarray
 #: what a lane does outside of its spans: before the first, behind the last, and between them
@@ -69,7 +69,7 @@ def _cta(number: int, words: Array, layout: StampLayout) -> CtaTimeline:
 
 def _spans(words: Array, lane: int, entry: int, layout: StampLayout) -> Iterator[Span]:
     name = layout.lanes[lane]
-    role, group = (MMA, lane - layout.lanes.index(f"{MMA} 0")) if name.startswith(MMA) else (name, 0)
+    role, group = role_of(name)
     stride = layout.stride if role == MMA else 1
     for site in (site for site in layout.sites if site.role == role):
         for at in range(site.extent):

@@ -18,7 +18,7 @@ Array = np.ndarray
 FACTOR = 2.0
 #: what float32 arithmetic adds, which is all there is for a float32 output
 FLOAT32_ERROR = 1e-5
-#: multiples of the error that a plan's fast_math, defer and packed_tail bring: sums that cancel may meet a worse pattern
+#: multiples of the error that a plan brings (see verify.inexact): sums that cancel may meet a worse pattern
 PLAN_ERRORS = 3.0
 #: CTAs that are made slow, one after the other; the others are their copies
 SLOW_CTAS = 2

@@ -16,6 +16,7 @@ _QUADS = replace(
     _BASE, tile_n=128, exchange="grid", cluster_n=1, w_order="quads", operands=("global",), store=("global",)
 )
 _DEFERRED = replace(_QUADS, defer=True)
+_MEMORY = replace(_QUADS, layout="memory")
 _PINGPONG = replace(_BASE, layout="pingpong", groups_m=1, exchange="grid", cluster_n=1)
 _PINGPONG_QUADS = replace(
     _PINGPONG, tile_n=128, w_order="quads", w_resident=True, operands=("global",), store=("global",)
@@ -142,6 +143,9 @@ FAMILIES = (
         192,
         replace(_QUADS, tile_n=96, exchange="none", cluster_m=2, ctas=6, walk="tiles"),
     ),
+    Family("memory_grid", "layer_norm", 384, 256, 192, replace(_MEMORY, packed_tail=True)),
+    Family("memory_multicast", "rms_norm", 640, 256, 192, replace(_MEMORY, cluster_m=2, ctas=4)),
+    Family("memory_staged", "layer_norm", 300, 120, 136, replace(_BASE, layout="memory")),
     # a row in a warp, of which not all lanes have the last chunk, and a last CTA with a single row; a row in 16 warps
     Family("rows_ragged", "layer_norm", 1057, 1000, 64, None),
     Family("rows_softmax", "softcap_softmax", 77, 2312, 64, None),

@@ -24,10 +24,11 @@ HASH = 2654435761
 
 @dataclass(frozen=True)
 class Parking:
-    """The carried value that waits for a deferred tail: in half precision, less an offset of each row and part of it.
+    """A carried value that waits for some blocks, in half precision, less an offset of each row and part of it: for a deferred
+    tail, or for the memory warp group.
 
     block    that makes the carried value
-    readers  blocks of the tail
+    readers  blocks that find it so
     merge    the kind of the pair of reductions of the carried value whose first gives the offset; None: there is none
     """
 
@@ -38,7 +39,7 @@ class Parking:
     dtype: str
 
     def kept(self, value: Array) -> Array:
-        """`value` [M, N] as the tail finds it."""
+        """`value` [M, N] as the readers find it."""
         from tvm_comfuse.verify.dynamic import numpy_dtype
 
         kept = np.empty_like(value)
@@ -82,10 +83,10 @@ class Inexact:
 
 
 def of_plan(plan: Plan, spec: ClusterSpec) -> Inexact:
-    """What a plan asks for: fast_math, defer, packed_tail."""
+    """What a plan asks for: fast_math, defer, packed_tail, and the memory layout."""
     return Inexact(
         {"tanh": _coarse_tanh} if plan.fast_math else {},
-        _parking(plan, spec) if plan.defer else None,
+        _handing_over(plan, spec) if plan.hands_over else _parking(plan, spec) if plan.defer else None,
         Packing(tail_blocks(spec), spec.x_dtype) if plan.packed_tail else Packing(),
     )
 
@@ -106,6 +107,11 @@ def _parking(plan: Plan, spec: ClusterSpec) -> Parking:
     first = parking_offset(spec)
     merge = next((each.merge for each in spec.reductions if first and each.merge_with == first.block), None)
     return Parking(carried[-1], tail_blocks(spec), merge, plan.tile_n, spec.x_dtype)
+
+
+def _handing_over(plan: Plan, spec: ClusterSpec) -> Parking:
+    every = frozenset(block for blocks in spec.passes for block in blocks)
+    return Parking("gemm", every, None, plan.tile_n, spec.x_dtype)
 
 
 def _coarse_tanh(value: Array) -> Array:

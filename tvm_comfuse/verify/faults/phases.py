@@ -25,7 +25,7 @@ def _counts() -> None:
         ("one-more", "one arrival more than come", lambda count: count + 1),
         ("twice", "twice the arrivals that come", lambda count: 2 * count),
     ]
-    for barrier in ("full", "empty", "w_full", "tile_full", "tile_ready"):
+    for barrier in ("full", "empty", "w_full", "tile_full", "tile_ready", "given", "taken"):
         for suffix, text, change in changes:
             apply = _if_awaited(barrier, argument(on(barrier, "mbarrier_init"), 1, number(change)))
             add(f"count-{barrier}-{suffix}", "static", f"barriers {barrier} are initialised for {text}", apply)
@@ -60,6 +60,8 @@ def _missing() -> None:
         ("tile_full", 0, "stages read an operand's tile without waiting for it"),
         ("tile_ready", 0, "a result is stored before its warp group has written it"),
         ("tile_empty", 0, "a staging tile is filled without waiting for it to be free"),
+        ("given", 0, "the memory warp group reads a tile before it is handed over"),
+        ("taken", 0, "a tile is handed over where the memory warp group may still read the one before"),
     ):
         add(f"wait-{barrier}-missing", "static", text, remove(on(barrier, "mbarrier_wait"), which))
     for barrier, which, name, text in (
@@ -67,6 +69,8 @@ def _missing() -> None:
         ("empty", 1, "last", "the last slot of a step is not given back"),
         ("tile_ready", 0, "ready", "nobody says that a result is written"),
         ("tile_empty", 0, "tile", "a staging tile is not given back"),
+        ("given", 0, "given", "nobody says that a tile is handed over"),
+        ("taken", 0, "taken", "nobody says that a tile was taken"),
     ):
         add(f"arrive-{barrier}-missing-{name}", "static", text, remove(on(barrier, *ARRIVALS), which))
 
@@ -77,6 +81,8 @@ def _parities() -> None:
         ("tile_full", "an operand's tile"),
         ("tile_ready", "a written result"),
         ("tile_empty", "a free staging tile"),
+        ("given", "a tile that is handed over"),
+        ("taken", "a tile that was taken"),
     ):
         apply = argument(on(barrier, "mbarrier_wait"), 1, lambda old: 1 - old, 0)
         add(f"parity-{barrier}", "interpreter", f"the wait for {text} names the other parity", apply)

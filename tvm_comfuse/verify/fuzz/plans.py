@@ -21,7 +21,7 @@ STEP = 8
 #: (tile_m, tile_n) of at most 128 accumulators a thread
 TILES = ((64, 64), (64, 128), (64, 192), (64, 256), (128, 64), (128, 128))
 #: layout, groups_m, groups_n
-LAYOUTS = (("cooperative", 2, 1), ("pingpong", 1, 1), ("cooperative", 1, 2))
+LAYOUTS = (("cooperative", 2, 1), ("pingpong", 1, 1), ("cooperative", 1, 2), ("memory", 2, 1))
 #: elements of the result, those of partly empty tiles included, and CTAs: what is checked and interpreted in half a second
 MOST_ELEMENTS, MOST_CTAS = 48 * 1024, 16
 MIN_DEPTH = 2
@@ -99,7 +99,10 @@ class Choice:
 
 def fit(choice: Choice, spec: ClusterSpec, device: Device) -> Plan | None:
     """The first legal plan of those nearest to the choice; None if there is none."""
-    return next((plan for plan in _wishes(choice, spec) if not legality(plan, spec, device)), None)
+    # a memory warp group has smaller tiles and no outputs in full precision; the cooperative layout 2 x 1 has the same sizes
+    layouts = [choice.layout, *([0] if LAYOUTS[choice.layout][0] == "memory" else [])]
+    wishes = (plan for layout in layouts for plan in _wishes(replace(choice, layout=layout), spec))
+    return next((plan for plan in wishes if not legality(plan, spec, device)), None)
 
 
 def _wishes(choice: Choice, spec: ClusterSpec) -> Iterator[Plan]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm_comfuse.verify.finding import Finding
-from tvm_comfuse.verify.static.barriers import ARRIVE, INIT, LOAD, REMOTE
+from tvm_comfuse.verify.static.barriers import ARRIVE, INIT, LOAD, REMOTE, WAIT
 from tvm_comfuse.verify.static.index import Instruction, KernelIndex, Loop, Store, accessed, loads
 from tvm_comfuse.verify.static.named_barriers import SYNC
 from tvm_comfuse.verify.static.scene import Scene
@@ -71,18 +71,21 @@ def check(index: KernelIndex, scene: Scene) -> Iterator[Finding]:
     accumulators = {load.source for i in index.instructions if i.is_product for a in i.args[:-7] for load in loads(a)}
     # views of shared memory that TMA has no address of (vectors, mailboxes) are for threads alone
     tiles = {load.source for i in index.named(STORE, LOAD) for argument in i.args for load in loads(argument)}
+    # what waits on the other barriers are threads that read shared memory themselves
+    copiers = {group for instruction in index.named(STORE, LOAD) for group in scene.groups(instruction)}
+    of_copies = {accessed(wait.args[0])[0] for wait in index.named(WAIT) if not copiers.isdisjoint(scene.groups(wait))}
     reported: set[str] = set()
     for group in range(index.warp_groups):
         state = _State()
         for item in program(index, scene, group):
-            _step(state, item, accumulators, tiles)
+            _step(state, item, accumulators, tiles, of_copies)
         for code, finding in state.found.items():
             if code not in reported:
                 reported.add(code)
                 yield finding
 
 
-def _step(state: _State, item: Item, accumulators: set[Any], tiles: set[Any]) -> None:
+def _step(state: _State, item: Item, accumulators: set[Any], tiles: set[Any], of_copies: set[Any]) -> None:
     _reads(state, item, accumulators)
     if isinstance(item, Store):
         if item.buffer in accumulators:
@@ -93,7 +96,7 @@ def _step(state: _State, item: Item, accumulators: set[Any], tiles: set[Any]) ->
         return
     _meetings(state, item)
     _products(state, item)
-    _proxies(state, item)
+    _proxies(state, item, of_copies)
     _bulk(state, item)
 
 
@@ -149,7 +152,7 @@ def _products(state: _State, item: Instruction) -> None:
             state.pinned = False
 
 
-def _proxies(state: _State, item: Instruction) -> None:
+def _proxies(state: _State, item: Instruction, of_copies: set[Any]) -> None:
     if item.name.startswith("st") and any(word.startswith("shared") for word in item.words):
         state.dirty = True
     elif item.name == INIT:
@@ -167,6 +170,8 @@ def _proxies(state: _State, item: Instruction) -> None:
         if state.dirty:
             text = "shared memory was written, but no fence.proxy.async orders that before copies by TMA"
             state.report("proxy-fence", item.shown, text)
+    elif item.name in (ARRIVE, REMOTE) and accessed(item.args[0])[0] not in of_copies:
+        state.dirty = False
     elif item.name in (ARRIVE, REMOTE) and state.dirty:
         name = accessed(item.args[0])[0].name
         text = (
