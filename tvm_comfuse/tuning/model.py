@@ -42,7 +42,7 @@ _BOOSTER = {
     "nthread": 1,
 }
 _ROUNDS = 120
-_VERSION = 2
+_VERSION = 3
 
 
 class CostModelWarning(UserWarning):
