@@ -118,7 +118,7 @@ def forms(spec: ClusterSpec, layout: str) -> list[Form]:
     if spec.w_layout == "NK" and spec.n % QUAD_COLUMNS == 0:
         direct = ("global",) * len(spec.tile_operands), ("global",) * len(spec.tile_outputs)
         found.append(Form(*direct, "quads"))
-        if layout == "cooperative" and spec.reductions:
+        if layout != "pingpong" and spec.reductions:
             found.append(Form(*direct, "quads", True))
     return [*found, *(replace(form, packed=True) for form in found)] if packs(spec) else found
 

@@ -20,7 +20,7 @@ WGMMA_OVERHEAD = 26
 PRODUCER_REGISTERS = {2: 40, 3: 32, 4: 32}
 #: of the producer's and the MMA warp groups' threads where these only multiply: up to 96 accumulators, addresses, and what is
 #: packed to be handed over
-PRODUCER_BESIDE_MEMORY, MMA_BESIDE_MEMORY = 32, 136
+PRODUCER_BESIDE_MEMORY, MMA_BESIDE_MEMORY = 32, 128
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def role_registers(mma_groups: int, hands_over: bool = False) -> RoleRegisters:
 
     The roles share what the CTA started with, which may be less than the SM has.
     2: 128 * 40 + 256 * 232 = 64,512; 3: 128 * 32 + 384 * 160 = 65,536; 4: 128 * 32 + 512 * 112 = 61,440.
-    With a memory warp group: 128 * (32 + 2 * 136 + 208) = 65,536.
+    With a memory warp group: 128 * (32 + 2 * 128 + 224) = 65,536.
     Raises KeyError for another number of groups.
     """
     if hands_over:

@@ -37,13 +37,13 @@ def quads(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
 
 
 def deferral(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
-    """A deferred tail needs no staging tile and no full precision, and has slots of the next main loop to run beside."""
+    """A deferred tail needs no staging tile and no full precision, and, if it runs beside a main loop, slots of that."""
     if not plan.defer:
         return
-    if plan.layout != "cooperative" or not spec.reductions:
+    if plan.layout == "pingpong" or not spec.reductions:
         yield Refusal(
             "defer-layout",
-            "deferred stages are for the cooperative layout of a cluster with a row reduction",
+            "deferred stages are for the cooperative or memory layout of a cluster with a row reduction",
             {"layout": plan.layout, "reductions": len(spec.reductions)},
             "set defer to false",
         )
@@ -63,7 +63,7 @@ def deferral(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]
                 "set defer to false, or let the model round the output to half precision",
             )
     slots = math.ceil(spec.k / plan.tile_k)
-    if slots < least_slots(plan):
+    if not plan.hands_over and slots < least_slots(plan):
         yield Refusal(
             "defer-slots",
             "a main loop must have a slot for each part of the deferred work, and some for the partials to arrive",

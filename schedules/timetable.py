@@ -51,7 +51,10 @@ def early_slots(plan: Plan, k: int) -> int:
 
 def timetable(plan: Plan, k: int) -> list[Part]:
     """A part for each of the first slots, for a main loop over ``k`` that has enough of them: half a box of the tail with each
-    slot, or more if slots are few."""
+    slot, or more if slots are few.  For a memory warp group, which has no main loop, a box each."""
+    if plan.hands_over:
+        every = range(plan.tile_n // HALF_BOX)
+        return [Part(takes=True), *(Part(tail=tuple(every[start : start + 2])) for start in every[::2])]
     wait, early = _gaps(plan, k)
     halves = plan.tile_n // HALF_BOX
     spread = min(_slots(plan, k) - early - wait - 1, halves)

@@ -355,17 +355,26 @@ class Kernel:
         self.acc = registers([self.accumulators], "float32", "products")
         self._load_inputs()
         self._fill_vectors(T.int32(0), 1)
-        with loop(self.place.steps * self.plan.mma_groups, "turn") as turn:
-            use = turn // self.plan.mma_groups
-            self.group = turn % self.plan.mma_groups
-            self.stamps.role(MEMORY, self.group)
-            steps = Steps(self)
-            steps.ask(use)
-            self.stamps.begin("hand over", use)
-            self.handover.take(use)
-            self.stamps.end("hand over", use)
-            self._await_tags(turn)
-            self._stages(steps, use, use)
+        tiles = [Steps(self) for _ in range(self.plan.mma_groups)]
+        with loop(self.place.steps, "use") as use:
+            for group, steps in enumerate(tiles):
+                self._stand_for(group)
+                steps.ask(use)
+                self.stamps.begin("hand over", use)
+                self.handover.take(use)
+                self.stamps.end("hand over", use)
+                if group == 0:
+                    self._await_tags(use)
+                self._stages(steps, use, use)
+            # deferred: all partials are on their way before the first ones are waited for
+            for group, steps in enumerate(tiles):
+                self._stand_for(group)
+                steps.parked_tail(use)
+
+    def _stand_for(self, group: int) -> None:
+        """The memory warp group works on the tile of an MMA warp group."""
+        self.group = T.int32(group)
+        self.stamps.role(MEMORY, self.group)
 
     def _load_inputs(self) -> None:
         self.scalars = [self.real[b] for b in self.inputs("scalar")]

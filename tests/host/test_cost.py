@@ -189,14 +189,15 @@ def test_default_plan_is_legal_best_and_deterministic(name: str, m: int | None, 
 def test_candidates_span_the_space() -> None:
     plans = candidates(spec_of("layer_norm", 16384, 512, 512), H200)
     assert {plan.exchange for plan in plans} == {"cta", "cluster", "grid"}
-    assert {plan.layout for plan in plans} == {"pingpong", "cooperative"}
+    assert {plan.layout for plan in plans} == {"pingpong", "cooperative", "memory"}
     assert {plan.cluster_m for plan in plans} == {1, 2}
     assert {(plan.tile_m, plan.tile_n) for plan in plans} >= {(64, 64), (64, 256), (128, 128)}
     assert any(plan.operands == ("global",) for plan in plans)
-    assert {plan.layout for plan in plans if plan.w_resident} == {"pingpong", "cooperative"}
+    assert {plan.layout for plan in plans if plan.w_resident} == {"pingpong", "cooperative", "memory"}
     assert {plan.cluster_m for plan in plans if plan.w_resident} == {1}
     assert {(plan.layout, plan.mma_groups) for plan in plans if plan.w_resident} == {
         ("cooperative", 2),
+        ("memory", 2),
         ("pingpong", 2),
         ("pingpong", 3),
     }

@@ -254,6 +254,7 @@ def test_shared_memory_by_hand() -> None:
         "pipeline": 3 * (64 + 256) * 64 * 2,
         "resident_w": 0,
         "staging": 2 * 64 * 256 * 2,
+        "handover": 0,
         "vectors": 3 * 4 * 256,
         "mailboxes": 8,
         "barriers": 1024,

@@ -47,10 +47,12 @@ def function(op: str, m: int | None, n: int, k: int, plan: Plan | None = None, d
         (replace(GRID, w_resident=True), "layer_norm", 384, 256, 192),
         (replace(GRID, tile_m=128, tile_n=64, pipeline_depth=3, ctas=4), "layer_norm", 500, 256, 192),
         (replace(GRID, exchange="none", tile_n=96, ctas=3, walk="tiles"), "gated", 300, 320, 192),
+        (replace(GRID, defer=True, packed_tail=True), "layer_norm", 384, 256, 192),
+        (replace(GRID, defer=True, exchange="cluster", cluster_n=2), "rms_norm", 300, 224, 192),
         (STAGED, "layer_norm", 300, 120, 136),
         (replace(STAGED, exchange="warp", cluster_n=1, ctas=1), "rms_norm", 300, 64, 64),
     ],
-    ids=["grid", "cluster_packed", "resident", "tall", "in_turn", "staged", "warp"],
+    ids=["grid", "cluster_packed", "resident", "tall", "in_turn", "deferred", "deferred_cluster", "staged", "warp"],
 )
 def test_numbers_and_protocol(plan: Plan, op: str, m: int, n: int, k: int, slow: str | None) -> None:
     assert_right(function(op, m, n, k, plan), m, 1, slow)
@@ -58,7 +60,7 @@ def test_numbers_and_protocol(plan: Plan, op: str, m: int, n: int, k: int, slow:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_twin_of_a_large_kernel_is_verified(dtype: str) -> None:
-    plan = replace(GRID, tile_n=192, pipeline_depth=4, ctas=132, packed_tail=True, dependent_launch=True)
+    plan = replace(GRID, tile_n=192, pipeline_depth=4, ctas=132, packed_tail=True, dependent_launch=True, defer=True)
     result = verify_kernel("o", function("rms_norm", 8192, 2304, 2048, plan, dtype), H200, seeds=(0,))
     assert result.findings == ()
     assert result.interleavings > 3
@@ -93,7 +95,7 @@ def test_what_is_handed_over_takes_shared_memory() -> None:
         ({"groups_m": 1, "groups_n": 2}, "groups"),
         ({"mma_groups": 3}, "mma-groups"),
         ({"tile_n": 256}, "accumulators"),
-        ({"defer": True}, "defer-layout"),
+        ({"defer": True, "operands": ("tma",), "w_order": "rows"}, "defer-placement"),
     ],
 )
 def test_one_change_is_refused(change: dict[str, Any], code: str) -> None:
@@ -114,7 +116,7 @@ def test_long_main_loops_of_many_parts_take_it_unmeasured() -> None:
     spec = analyze(function("rms_norm", 8192, 2304, 2048))
     plan = default_plan(spec, H200)
     assert isinstance(plan, Plan)
-    assert (plan.layout, plan.tile_n, plan.ctas) == ("memory", 192, 132)
+    assert (plan.layout, plan.tile_n, plan.ctas, plan.defer) == ("memory", 192, 132, True)
 
 
 def test_tuning_looks_at_it_where_there_are_row_values() -> None:

@@ -215,13 +215,18 @@ class Steps:
 
     def last_tail(self, steps: Expr) -> None:
         """The deferred work of the last step, which no main loop follows."""
+        if self.parked is not None:
+            with when(steps > 0):
+                self.parked_tail(steps - 1)
+
+    def parked_tail(self, step: Expr) -> None:
+        """The deferred work of a step, if there is any, all at once."""
         if self.parked is None:
             return
-        with when(steps > 0):
-            parts = timetable(self.kernel.plan, self.spec.k)
-            for slot, part in enumerate(parts):
-                if part.busy:
-                    self._deferred(parts, slot, steps - 1, steps - 1)
+        parts = timetable(self.kernel.plan, self.spec.k)
+        for slot, part in enumerate(parts):
+            if part.busy:
+                self._deferred(parts, slot, step, step)
 
     def _tail_passes(self, stages: Stages) -> list[list[Action]]:
         late, behind = tail_stages(self.spec)

@@ -144,6 +144,7 @@ FAMILIES = (
         replace(_QUADS, tile_n=96, exchange="none", cluster_m=2, ctas=6, walk="tiles"),
     ),
     Family("memory_grid", "layer_norm", 384, 256, 192, replace(_MEMORY, packed_tail=True)),
+    Family("memory_deferred", "rms_norm", 300, 224, 192, replace(_MEMORY, defer=True, packed_tail=True)),
     Family("memory_multicast", "rms_norm", 640, 256, 192, replace(_MEMORY, cluster_m=2, ctas=4)),
     Family("memory_staged", "layer_norm", 300, 120, 136, replace(_BASE, layout="memory")),
     # a row in a warp, of which not all lanes have the last chunk, and a last CTA with a single row; a row in 16 warps

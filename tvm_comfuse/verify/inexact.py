@@ -5,7 +5,7 @@ The difference to the exact reference is the error that a plan's choices bring; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,10 +75,10 @@ class Packing:
 
 @dataclass(frozen=True)
 class Inexact:
-    """calls: functions in the place of exact ones, by name."""
+    """calls: functions in the place of exact ones, by name; parkings: a later one finds what an earlier one has kept."""
 
     calls: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    parking: Parking | None = None
+    parkings: tuple[Parking, ...] = ()
     packing: Packing = field(default_factory=Packing)
 
 
@@ -86,7 +86,7 @@ def of_plan(plan: Plan, spec: ClusterSpec) -> Inexact:
     """What a plan asks for: fast_math, defer, packed_tail, and the memory layout."""
     return Inexact(
         {"tanh": _coarse_tanh} if plan.fast_math else {},
-        _handing_over(plan, spec) if plan.hands_over else _parking(plan, spec) if plan.defer else None,
+        (*_handing_over(plan, spec), *_parking(plan, spec)),
         Packing(tail_blocks(spec), spec.x_dtype) if plan.packed_tail else Packing(),
     )
 
@@ -102,16 +102,19 @@ def of_llvm() -> Inexact:
     return Inexact({"tanh": _cancelling_tanh})
 
 
-def _parking(plan: Plan, spec: ClusterSpec) -> Parking:
+def _parking(plan: Plan, spec: ClusterSpec) -> Iterator[Parking]:
+    if not plan.defer:
+        return
     carried = ["gemm", *(stage.carried for stage in spec.stages[: last_round(spec) + 1] if stage.carried)]
     first = parking_offset(spec)
     merge = next((each.merge for each in spec.reductions if first and each.merge_with == first.block), None)
-    return Parking(carried[-1], tail_blocks(spec), merge, plan.tile_n, spec.x_dtype)
+    yield Parking(carried[-1], tail_blocks(spec), merge, plan.tile_n, spec.x_dtype)
 
 
-def _handing_over(plan: Plan, spec: ClusterSpec) -> Parking:
-    every = frozenset(block for blocks in spec.passes for block in blocks)
-    return Parking("gemm", every, None, plan.tile_n, spec.x_dtype)
+def _handing_over(plan: Plan, spec: ClusterSpec) -> Iterator[Parking]:
+    if plan.hands_over:
+        every = frozenset(block for blocks in spec.passes for block in blocks)
+        yield Parking("gemm", every, None, plan.tile_n, spec.x_dtype)
 
 
 def _coarse_tanh(value: Array) -> Array:

@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm_comfuse.errors import LoweringError
 from tvm_comfuse.schedules.rows import spec_of
 from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms
-from tvm_comfuse.verify.inexact import Inexact, Packing
+from tvm_comfuse.verify.inexact import Inexact, Packing, Parking
 
 Array = np.ndarray
 EXACT = Inexact()
@@ -86,8 +86,7 @@ def reference(func: tirx.PrimFunc, inputs: Sequence[Array], inexact: Inexact = E
         param: np.asarray(array, dtype=np.float64) for param, array in zip(func.params, inputs, strict=False)
     }
     first, second = (values.get(param, EMPTY) for param in func.params[:2])
-    parking = inexact.parking
-    kept: Array | None = None
+    kept: dict[Parking, Array] = {}
     with np.errstate(all="ignore"):
         for name, block in blocks.items():
             if isinstance(spec, ClusterSpec) and name == "gemm":
@@ -98,10 +97,11 @@ def reference(func: tirx.PrimFunc, inputs: Sequence[Array], inexact: Inexact = E
             )
             shape = (first.shape[0], 1 if one_column else spec.n)
             seen = values
-            if parking is not None and name in parking.readers:
+            for parking in (each for each in inexact.parkings if name in each.readers):
                 carried = blocks[parking.block].store.buffer
-                kept = parking.kept(values[carried]) if kept is None else kept
-                seen = {**values, carried: kept}
+                if parking not in kept:
+                    kept[parking] = parking.kept(seen[carried])
+                seen = {**seen, carried: kept[parking]}
             packing = inexact.packing if name in inexact.packing.blocks else None
             value = np.broadcast_to(_value(block.value, seen, _places(block, shape), inexact.calls, packing), shape)
             result = value if block.op is None else _REDUCE[block.op](value, axis=1)
