@@ -38,7 +38,7 @@ def function(op: str, m: int | None, n: int, k: int, plan: Plan | None = None, d
     return func
 
 
-@pytest.mark.parametrize("slow", [None, "cta0", "load", "wg1", "wg3"])
+@pytest.mark.parametrize("slow", [None, "wg3"])
 @pytest.mark.parametrize(
     ("plan", "op", "m", "n", "k"),
     [

@@ -17,10 +17,10 @@ from tvm_comfuse.schedules.spec import ClusterSpec
 from tvm_comfuse.schedules.walk import in_turn
 from tvm_comfuse.tuning.database.record import Record, Shape
 
-#: A transferred plan is not taken where, against the plan that the cost model prefers, it is this much slower than on the
-#: shape it was measured on: the record speaks for too different a shape.  The model's errors on one shape are up to
 #: a shape further away than this factor says less than the cost model (not calibrated)
 REACH = 4.0
+#: A transferred plan is not taken where, against the plan that the cost model prefers, it is this much slower than on the
+#: shape it was measured on: the record speaks for too different a shape.  The model's errors on one shape are up to
 #: about half of that (benchmarks/results/h200/layouts.json).
 MOST_SLOWDOWN = 1.25
 
