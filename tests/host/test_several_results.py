@@ -25,6 +25,8 @@ PLANS = {
     "cluster": replace(BASE, exchange="cluster", cluster_n=2),
     "cta": replace(BASE, tile_n=128, exchange="cta", ctas=2),
     "groups_of_rows": replace(BASE, groups_m=2, groups_n=1),
+    "memory": replace(BASE, layout="memory", groups_m=2, groups_n=1),
+    "memory_cluster": replace(BASE, layout="memory", groups_m=2, groups_n=1, exchange="cluster", cluster_n=4),
     "pingpong": replace(BASE, layout="pingpong", groups_n=1),
 }
 

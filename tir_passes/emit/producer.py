@@ -134,11 +134,17 @@ def send_results(kernel: Any) -> None:
 
     Of warp groups that do a step together the first results come first, then the second ones.  Before its next result a group
     waits for the one in front to be gone; and a result behind an exchange waits for the partials of all groups.  So to wait for
-    all results of one group first would be to wait for ever.
+    all results of one group first would be to wait for ever.  A memory warp group makes all results of one tile before it takes
+    the next one: there it is the other way round.
     """
-    groups = kernel.plan.mma_groups
+    groups, results = kernel.plan.mma_groups, range(len(kernel.store_tiles))
     with _turn(kernel)(kernel.place.steps, "step") as step:
-        for nth in range(len(kernel.store_tiles)):
+        if kernel.plan.hands_over:
+            with loop(groups, "group") as group:
+                for nth in results:
+                    _send(kernel, step, nth, group, step)
+            return
+        for nth in results:
             if kernel.geometry.pingpong:
                 _send(kernel, step, nth, step % groups, step // groups)
                 continue
