@@ -342,7 +342,8 @@ def memory(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
             "shared-memory",
             f"a CTA of {device.name} has {device.shared_memory} bytes of shared memory",
             {**parts, "total": total},
-            f"{_depths_that_fit(plan, spec, device)}; or place an operand or output in global memory"
+            _depths_that_fit(plan, spec, device)
+            + ("; or place an operand or output in global memory" if "tma" in plan.operands + plan.store else "")
             + ("; or set w_resident to false" if plan.w_resident else ""),
         )
 

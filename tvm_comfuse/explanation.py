@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,8 @@ class MatmulExplanation:
             return [f"not fused, {self.reason.code}: {self.reason}"]
         operators: dict[str, list[str]] = {}
         for stop in self.stops:
-            name = _plain(str(stop.numbers.get("operator", "")))
+            # a refusal of the whole cluster names no operator: what was left out is all of its row reductions
+            name = _plain(str(stop.numbers["operator"])) if "operator" in stop.numbers else "its row reductions"
             operators.setdefault(stop.clause, []).append(name)
         ends = [f"ends at {', '.join(dict.fromkeys(names))}: {clause}" for clause, names in operators.items()]
         return ends if self.fused else [f"split: {self.reason}", *ends]
@@ -146,6 +148,7 @@ def explain(
     target: str | dict[str, Any] | Target = "h200",
     *,
     example_args: tuple[Any, ...] | None = None,
+    plans: Mapping[str, Any] | None = None,
     tuning_records: Records | None = None,
     use_pretuned: bool = True,
     form: str = "auto",
@@ -161,4 +164,4 @@ def explain(
 
     parsed = parse_target(target)
     mod = to_module(model, example_args)
-    return fuse(mod, parsed, tuning_records=tuning_records, use_pretuned=use_pretuned, form=form, rows=rows)[1]
+    return fuse(mod, parsed, plans, tuning_records=tuning_records, use_pretuned=use_pretuned, form=form, rows=rows)[1]

@@ -73,7 +73,7 @@ def _explained(matmuls: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Shape]
     shapes: dict[str, Shape] = {}
     try:
         for matmul in matmuls:
-            name, plan = matmul["name"], matmul["plan"]
+            name, plan = matmul["name"], matmul.get("plan")
             chosen = SPLIT if (matmul.get("forms") or {}).get("chosen") == SPLIT else plan
             if chosen:
                 plans[name] = chosen
@@ -116,6 +116,8 @@ def _text(shape: Shape) -> str:
 
 
 def _plan(name: str, plan: Any) -> Plan:
+    if isinstance(plan, str) and not plan.lstrip().startswith("{"):
+        raise PlanError(f"a plan, its JSON or the word {SPLIT} for {name}", repr(plan[:80]), HINT)
     if isinstance(plan, str):
         return Plan.from_json(plan)
     if isinstance(plan, Mapping):

@@ -176,11 +176,14 @@ def test_compile_with_plans_of_explain(comfuse: Any, model: Path, tmp_path: Path
     plans.write_text(json.dumps(explained))
     result = comfuse("compile", f"{model}:build", "-o", tmp_path / "m.so", "--plans", plans, "--json")
     assert result.json["matmuls"][0]["plan"]["pipeline_depth"] == 3
+    assert comfuse("explain", f"{model}:build", "--plans", plans, "--json").json["matmuls"] == result.json["matmuls"]
     for text, found in (
         ("[]", "list"),
         ("{", "plans.json"),
         ('{"nothere": {}}', "missing"),
         ('{"lv": 5}', "found 5"),
+        ('{"lv": "fused"}', "or the word split for lv; found 'fused'"),
+        ('{"lv": {"store": "global"}}', "missing"),
         ('{"matmuls": [5]}', "a name and a plan"),
         ('{"matmuls": [{"plan": {"tile_m": 64}}]}', "a name and a plan"),
     ):

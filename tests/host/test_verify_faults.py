@@ -87,6 +87,15 @@ def test_wrong_numbers_are_a_finding() -> None:
     assert [f.code for f in detect(given.kernel, H200, given.inputs, nan)] == ["numbers"]
 
 
+def test_a_result_that_was_not_computed_has_no_error() -> None:
+    given = case("cooperative_warp")
+    stuck = FAULTS["arrive-tile_ready-missing-ready"].apply(given.kernel)
+    assert stuck is not None
+    result = explore(stuck, given.inputs, given.references, list(interleavings(Program(stuck), 1, (0,))))
+    assert result.findings
+    assert all(np.isnan(error) for error in result.errors.values())
+
+
 def test_faults_leave_their_kernel_alone() -> None:
     kernel = case("pingpong_multicast").kernel
     before = kernel.script()

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 from verified_kernels import assert_right
 
+from tvm_comfuse.bench.ops import OPS
 from tvm_comfuse.frontend import from_relax
 from tvm_comfuse.fusion import fuse
 from tvm_comfuse.refusal import Refusal
@@ -119,8 +120,6 @@ def test_one_change_is_refused(change: dict[str, Any], code: str) -> None:
 
 
 def test_reductions_and_vectors_keep_their_columns() -> None:
-    from tvm_comfuse.bench.ops import OPS
-
     spec = analyze(function(model(300, 320, 128, bias=True)))
     assert [refusal.code for refusal in legality(PLAN, spec, H200)] == ["walk-vectors"]
     assert {plan.walk for plan in candidates(spec, H200)} == {"columns"}
@@ -148,3 +147,10 @@ def test_a_vocabulary_is_one_row() -> None:
     _, explanation = fuse(from_relax(model(64, 256000, 128, bias=True)), parse_target("h200"))
     assert explanation.matmuls[0].plan is None
     assert "67584" in str(explanation.matmuls[0].reason)
+
+
+def test_a_vocabulary_without_its_softmax() -> None:
+    _, explanation = fuse(from_relax(OPS["softcap_softmax"].relax_module(64, 70_000, 128)), parse_target("h200"))
+    (matmul,) = explanation.matmuls
+    assert matmul.fused
+    assert [line for line in matmul.ends if line.startswith("ends at its row reductions: N is at most 67584")]

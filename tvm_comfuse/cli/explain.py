@@ -8,12 +8,14 @@ from tvm_comfuse.cli.common import (
     FormOption,
     JsonFlag,
     Model,
+    PlansFile,
     Pretuned,
     RowsOption,
     TargetOption,
     TuningRecords,
     console,
     print_json,
+    read_plans,
     start,
 )
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 def explain(
     model: Model,
     target: TargetOption = "h200",
+    plans: PlansFile = None,
     tuning_records: TuningRecords = None,
     pretuned: Pretuned = True,
     form: FormOption = "auto",
@@ -38,7 +41,13 @@ def explain(
     from tvm_comfuse.explanation import explain as explain_model
 
     explanation = explain_model(
-        model, target, tuning_records=tuning_records, use_pretuned=pretuned, form=form, rows=rows
+        model,
+        target,
+        plans=read_plans(plans),
+        tuning_records=tuning_records,
+        use_pretuned=pretuned,
+        form=form,
+        rows=rows,
     )
     if json:
         print_json(explanation.to_dict())

@@ -82,7 +82,8 @@ def explore(
         result.runs += 1
         result.findings = list(run.findings) or compare(run.outputs, reference, besides)
         for (name, output), expected, more in zip(run.outputs.items(), reference, besides, strict=True):
-            result.errors[name] = max(result.errors.get(name, 0.0), error(output, expected))
+            # unlike max, this keeps a NaN
+            result.errors[name] = float(np.maximum(result.errors.get(name, 0.0), error(output, expected)))
             result.allowed[name] = allowed(output, expected) + more
         if result.findings:
             result.interleaving = order
