@@ -24,8 +24,9 @@ ROWS = [
     Row("streams", "wide", "layer_norm", 2048, 1024, 256),
     Row("streams", "all_sms", "layer_norm", 16384, 1024, 256),
     Row("streams", "half_of_the_sms", "layer_norm", 64, 8192, 128),
-    # with the package's record: deferred tails
+    # with the package's records: deferred tails, a memory warp group
     Row("streams", "tuned", "layer_norm", 16384, 1024, 1024),
+    Row("streams", "handed_over", "rms_norm", 8192, 2304, 2048),
     Row("streams", "small", "layer_norm", 64, 2048, 128),
 ]
 STREAMS, ROUNDS, LAUNCHES = 3, 10, 5
