@@ -138,8 +138,8 @@ class Plan:
                 "str": isinstance(value, str),
             }.get(str(kind), isinstance(value, (list, tuple)) and all(isinstance(word, str) for word in value))
             if not good:
-                wanted = "a list of strings" if str(kind).startswith("tuple") else f"of type {kind}"
-                raise PlanError(f"plan field {name}: {wanted}", repr(value), "correct the value")
+                wanted = "as a list of strings" if str(kind).startswith("tuple") else f"of type {kind}"
+                raise PlanError(f"plan field {name} {wanted}", repr(value), "correct the value")
         plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         return Plan(**plain)
 

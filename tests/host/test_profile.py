@@ -24,7 +24,7 @@ from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.tir_passes.emit.geometry import Geometry
-from tvm_comfuse.tir_passes.emit.stamps import MMA, WAITS, WORK, Site, StampLayout
+from tvm_comfuse.tir_passes.emit.stamps import MEMORY, MMA, WAITS, WORK, Site, StampLayout, role_of
 from tvm_comfuse.tir_passes.instrument import instrumented
 from tvm_comfuse.tir_passes.lower import is_cluster, lower
 from tvm_comfuse.verify.dynamic import compare
@@ -38,6 +38,8 @@ FAMILIES = [
     "cooperative_cluster",
     "deferred_grid",
     "pingpong_three",
+    "memory_staged",
+    "memory_deferred",
     "quads_multicast",
     "dependent_ragged",
     "elementwise",
@@ -166,12 +168,13 @@ def test_there_is_a_span_for_every_step_and_slot(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_step_is_done_in_order(name: str) -> None:
-    deferred = plan_of(case(name).func).defer
+    plan = plan_of(case(name).func)
     for timeline in timelines(name):
-        steps: dict[tuple[str, int], dict[str, list[Span]]] = {}
-        for span in (s for s in timeline.spans if s.lane.startswith(MMA)):
-            steps.setdefault((span.lane, span.step), {}).setdefault(span.kind, []).append(span)
-        for (lane, step), kinds in steps.items():
+        # of a tile, whoever works on it
+        steps: dict[tuple[int, int], dict[str, list[Span]]] = {}
+        for span in (s for s in timeline.spans if s.lane.startswith((MMA, MEMORY))):
+            steps.setdefault((role_of(span.lane)[1], span.step), {}).setdefault(span.kind, []).append(span)
+        for (group, step), kinds in steps.items():
             ((main,), (head,), (drain,)) = kinds["main loop"], kinds["head"], kinds["drain"]
             assert main.end <= head.begin
             assert main.begin <= drain.begin <= drain.end <= main.end
@@ -179,8 +182,9 @@ def test_a_step_is_done_in_order(name: str) -> None:
                 range(len(kinds["full slot"]))
             )
             assert all(tail.begin >= head.end for tail in kinds["tail"])
-            behind = steps.get((lane, step + 1))
-            if deferred and behind is not None:
+            assert len(kinds.get("hand over", [])) == 2 * plan.hands_over
+            behind = steps.get((group, step + 1))
+            if plan.defer and not plan.hands_over and behind is not None:
                 assert all(tail.end <= behind["main loop"][0].end for tail in kinds["tail"])
 
 
