@@ -164,9 +164,13 @@ def stage_time(plan: Plan, spec: ClusterSpec) -> float:
 
 
 def _memory_tile(plan: Plan, spec: ClusterSpec) -> float:
-    """Microseconds in which the memory warp group runs the stages of one MMA warp group's tile."""
+    """Microseconds in which the memory warp group runs the stages of one MMA warp group's tile.
+
+    It waits for every round but the last one of a deferred plan right away; only clusters of one round have been measured.
+    """
     elements = plan.tile_m * plan.tile_n / THREADS_OF_GROUP
-    return MEMORY_TILE_US[plan.defer] + _instructions(plan, spec) * elements / (CLOCK_GHZ * 1e3)
+    more_rounds = max(0, len(rounds(spec)) - 1) * (EXCHANGE_US[plan.exchange] + PASS_US)
+    return MEMORY_TILE_US[plan.defer] + more_rounds + _instructions(plan, spec) * elements / (CLOCK_GHZ * 1e3)
 
 
 def _instructions(plan: Plan, spec: ClusterSpec) -> float:

@@ -12,12 +12,13 @@ from tvm_comfuse.bench.ops import OPS
 from tvm_comfuse.frontend import from_relax
 from tvm_comfuse.fusion import fuse
 from tvm_comfuse.schedules.choose import candidates, default_plan
+from tvm_comfuse.schedules.cost import EXCHANGE_US, MEMORY_TILE_US, estimate
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.footprint import shared_memory
 from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.registers import REGISTER_FILE, entry_registers, role_registers
-from tvm_comfuse.schedules.spec import analyze
+from tvm_comfuse.schedules.spec import analyze, rounds
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.tir_passes.lower import is_cluster, lower
 from tvm_comfuse.tuning.space import Space
@@ -117,6 +118,19 @@ def test_long_main_loops_of_many_parts_take_it_unmeasured() -> None:
     plan = default_plan(spec, H200)
     assert isinstance(plan, Plan)
     assert (plan.layout, plan.tile_n, plan.ctas, plan.defer) == ("memory", 192, 132, True)
+
+
+def test_each_round_in_front_of_the_last_is_waited_for() -> None:
+    """Two dependent norms: a tile takes the one memory warp group as long as both exchanges."""
+    value = analyze(function("rms_norm", 8192, 2304, 2048))
+    twice = replace(value, stages=(value.stages[0], *value.stages))
+    plan = replace(GRID, tile_n=192, pipeline_depth=4, ctas=132, defer=True)
+    assert len(rounds(twice)) == len(rounds(value)) + 1
+    one, two = (estimate(plan, spec, H200).tail for spec in (value, twice))
+    assert two - one > 2 * EXCHANGE_US["grid"]
+    elementwise = analyze(function("gated", 1024, 768, 768))
+    none = estimate(replace(GRID, exchange="none", ctas=6), elementwise, H200).tail
+    assert none > 2 * MEMORY_TILE_US[False]
 
 
 def test_tuning_looks_at_it_where_there_are_row_values() -> None:
