@@ -58,6 +58,22 @@ def start() -> None:
     check_versions()
 
 
+def chosen(
+    plans: Path | None, tuning_records: Path | None, pretuned: bool, form: str, rows: int | None
+) -> dict[str, Any]:
+    """Keywords of the functions behind the commands, of the options that decide about forms and plans.
+
+    Raises PlanError as read_plans does.
+    """
+    return {
+        "plans": read_plans(plans),
+        "tuning_records": tuning_records,
+        "use_pretuned": pretuned,
+        "form": form,
+        "rows": rows,
+    }
+
+
 def read_plans(path: Path | None) -> dict[str, Any] | None:
     """What a file of plans holds; None without a file.  Raises PlanError for one that holds no object, or an empty one."""
     if path is None:

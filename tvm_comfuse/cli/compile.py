@@ -16,9 +16,9 @@ from tvm_comfuse.cli.common import (
     RowsOption,
     TargetOption,
     TuningRecords,
+    chosen,
     console,
     print_json,
-    read_plans,
     start,
 )
 from tvm_comfuse.errors import BuildError
@@ -52,11 +52,7 @@ def compile_(
     compiled = compile_model(
         model,
         target,
-        plans=read_plans(plans),
-        tuning_records=tuning_records,
-        use_pretuned=pretuned,
-        form=form,
-        rows=rows,
+        **chosen(plans, tuning_records, pretuned, form, rows),
         dump=dump,
     )
     explanation = compiled.explanation

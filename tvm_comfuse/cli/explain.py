@@ -13,9 +13,9 @@ from tvm_comfuse.cli.common import (
     RowsOption,
     TargetOption,
     TuningRecords,
+    chosen,
     console,
     print_json,
-    read_plans,
     start,
 )
 
@@ -43,11 +43,7 @@ def explain(
     explanation = explain_model(
         model,
         target,
-        plans=read_plans(plans),
-        tuning_records=tuning_records,
-        use_pretuned=pretuned,
-        form=form,
-        rows=rows,
+        **chosen(plans, tuning_records, pretuned, form, rows),
     )
     if json:
         print_json(explanation.to_dict())

@@ -15,9 +15,9 @@ from tvm_comfuse.cli.common import (
     RowsOption,
     TargetOption,
     TuningRecords,
+    chosen,
     console,
     print_json,
-    read_plans,
     start,
 )
 
@@ -48,11 +48,7 @@ def verify(
     report = verify_model(
         model,
         target,
-        plans=read_plans(plans),
-        tuning_records=tuning_records,
-        use_pretuned=pretuned,
-        form=form,
-        rows=rows,
+        **chosen(plans, tuning_records, pretuned, form, rows),
         seeds=range(seeds),
     )
     if json:
