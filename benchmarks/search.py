@@ -41,7 +41,7 @@ from tvm_comfuse.tuning.interrupt import noting_interrupts
 from tvm_comfuse.tuning.plan_times import PlanTimes, RowTimes
 from tvm_comfuse.tuning.runner import Runner
 from tvm_comfuse.tuning.space import Space
-from tvm_comfuse.tuning.sweep import Sweep
+from tvm_comfuse.tuning.sweep import Sweep, begin_with
 from tvm_comfuse.tuning.task import Task, tasks_of
 
 RESULTS = Path(__file__).with_name("results") / "h200" / "search.json"
@@ -144,7 +144,8 @@ class Bench:
         assert isinstance(space, Space)  # or there were no task
         with self._lock:
             times = self.file.rows.setdefault(row.label, RowTimes(row, len(space.legal), space.default))
-        if times.default != space.default and not times.rebase(space.default):
+        times.legal = len(space.legal)
+        if not begin_with(space.default, tasks[0], times, self._builder, self._runner):
             needed = f"times beside the default plan {space.default.short()}"
             raise ReportError(needed, times.default.short(), "begin a new file")
         return tasks[0], times, space

@@ -90,7 +90,7 @@ def _tuned(tasks: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Shape]]:
     try:
         for task in tasks:
             for name in task["matmuls"] if task["plan"] else ():
-                plans[name] = task["plan"]
+                plans[name] = SPLIT if task.get("form") == SPLIT else task["plan"]
                 shapes |= _shape(name, task)
     except (AttributeError, KeyError, TypeError) as error:
         found = f"{type(error).__name__}: {error}"

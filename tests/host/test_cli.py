@@ -237,7 +237,7 @@ def test_plans_of_tune(comfuse: Any, model: Path, tmp_path: Path) -> None:
     )
 
     def tuned(shape: tuple[int, int, int], plan: Any) -> str:
-        task = TunedTask((first["name"],), shape, plan, 9.0, 10.0, None, 1, {})
+        task = TunedTask((first["name"],), shape, plan, 9.0, 10.0, None, None, 1, {})
         return json.dumps(TuneResult("h200", (task,), "trials").to_dict())
 
     plans.write_text(tuned((32, 128, 64), plan))

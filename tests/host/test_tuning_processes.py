@@ -179,7 +179,13 @@ def test_a_candidate_is_timed_between_two_times_of_the_reference(
 @pytest.mark.skipif(tvm.cuda(0).exist, reason="there is a GPU to prepare it on")
 def test_a_task_that_cannot_be_prepared_is_a_failure() -> None:
     what = task(*SMALL)
-    request = {"task": "k", "func": tvm.ir.save_json(what.func), "target": tvm.ir.save_json(TARGET), "rows": 64}
+    request = {
+        "task": "k",
+        "func": tvm.ir.save_json(what.func),
+        "target": tvm.ir.save_json(TARGET),
+        "rows": 64,
+        "chain": None,
+    }
     assert set(answer(request, {})) == {"failure"}
 
 

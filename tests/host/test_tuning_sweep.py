@@ -20,7 +20,7 @@ from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.tuning.contest import contest
 from tvm_comfuse.tuning.database import Database
 from tvm_comfuse.tuning.plan_times import PlanTime, PlanTimes, RowTimes
-from tvm_comfuse.tuning.sweep import FEWEST_FINALISTS, ROUNDS, Sweep
+from tvm_comfuse.tuning.sweep import FEWEST_FINALISTS, ROUNDS, Sweep, begin_with
 
 WHAT = task("layer_norm", 1024, 256, 256)
 ROW = Row("small", "norm", "layer_norm", 1024, 256, 256)
@@ -71,6 +71,21 @@ def test_times_stay_of_use_when_another_plan_becomes_the_default() -> None:
     assert times.default == new
 
 
+def test_a_new_default_plan_is_measured_beside_the_one_before() -> None:
+    us, times, builder = made_up(WHAT.spec, 1), row_times(), InstantBuilder()
+    old, new, other, failing = plans(4)
+    runner = MadeUpRunner(lambda plan, _: us(plan) * 1.25)
+    times.plans = {old: PlanTime(us=us(old)), other: PlanTime(us=us(other), reference_us=us(old))}
+    assert begin_with(new, WHAT, times, builder, runner)
+    assert (runner.measured, runner.references) == ([new], [old.to_json()])
+    assert times.default == new
+    assert [times.us(plan) for plan in (old, new, other)] == pytest.approx([us(plan) for plan in (old, new, other)])
+    assert begin_with(other, WHAT, times, builder, runner)
+    assert len(runner.measured) == 1
+    assert not begin_with(failing, WHAT, times, InstantBuilder({failing: "compile"}), runner)
+    assert times.default == other
+
+
 def test_a_sweep_times_every_plan_and_looks_at_the_fastest_again() -> None:
     us, times, every = made_up(WHAT.spec, 1), row_times(), plans(100)
     wrong = min(every[1:], key=us)
@@ -119,7 +134,8 @@ def test_a_sweep_that_was_stopped_goes_on(tmp_path: Path) -> None:
     file.rows[ROW.label] = times
     file.write(tmp_path / "times.json")
     again = PlanTimes.read(tmp_path / "times.json").rows[ROW.label]
-    assert again.plans == times.plans
+    assert list(again.plans) == list(times.plans)
+    assert [again.us(plan) for plan in again.plans] == pytest.approx([times.us(plan) for plan in again.plans], rel=1e-5)
     runner = MadeUpRunner(lambda plan, _: us(plan))
     Sweep(WHAT, again, InstantBuilder(), runner).run(every)
     assert (again.sweep or {})["complete"]

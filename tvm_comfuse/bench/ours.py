@@ -103,11 +103,20 @@ def compile_function(func: Any, target: Target) -> Callable[..., None]:
 
 def compile_executable(func: Any, target: Target) -> Any:
     """As compile_function, but gives TVM's executable, with the function as "main"."""
+    return compile_module(named_main(func), target)
+
+
+def named_main(func: Any) -> tvm.IRModule:
+    """A module with a function alone, as "main"."""
+    return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+
+
+def compile_module(module: tvm.IRModule, target: Target) -> Any:
+    """TVM's executable of scheduled functions.  Raises what TVM and the CUDA compiler raise."""
     import tvm_comfuse
 
     if is_cuda(target):
         tvm_comfuse._autoload()
-    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     pipeline = "comfuse" if is_cuda(target) else "default"
     with target, own_cuda_compiler(str(target.attrs.get("arch", HOPPER_ARCH))):
         return tvm.compile(module, target=target, tir_pipeline=pipeline)

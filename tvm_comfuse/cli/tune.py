@@ -141,7 +141,10 @@ class _Display:
 
 
 def table(search: Search) -> Table:
-    """One row a task: trials, best and other times in microseconds, failures by reason."""
+    """One row a task: trials, best and other times in microseconds, failures by reason.
+
+    Unfused is the split form; a word there says why it has no time.
+    """
     from rich.table import Table
 
     left = search.seconds_left
@@ -150,7 +153,7 @@ def table(search: Search) -> Table:
     result = Table(title=f"{search.trials} of {search.settings.trials} trials{clock}{stopped}")
     for heading in ("task", "M x N x K"):
         result.add_column(heading, overflow="fold")
-    for heading in ("trials", "best us", "default us", "speed-up", "cuBLAS us"):
+    for heading in ("trials", "best us", "default us", "speed-up", "unfused us", "cuBLAS us"):
         result.add_column(heading, justify="right")
     result.add_column("failed", overflow="fold")
     for progress in search.progress:
@@ -162,6 +165,7 @@ def table(search: Search) -> Table:
             _number(best),
             _number(default),
             _number(default / best, 2) if best and default else "-",
+            progress.split.failure or _number(progress.split.us),
             _number(search.runner.products.get(progress.task.key)),
             ", ".join(f"{count} {reason}" for reason, count in progress.failures.items()) or "-",
         )

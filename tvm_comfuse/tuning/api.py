@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ import tvm
 from tvm.target import Target
 
 from tvm_comfuse.errors import OutputError, TargetError
+from tvm_comfuse.forms import FUSED, SPLIT, make_split
 from tvm_comfuse.refusal import Refusal
+from tvm_comfuse.relay_patterns.cluster import Cluster
 from tvm_comfuse.relay_patterns.discover import in_dataflow, searches
 from tvm_comfuse.schedules.device import H200, Device, device_of
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.target import is_cuda, name_of, parse_target
 from tvm_comfuse.tuning.arguments import TuneError, check_records, check_servers, optional, seconds, whole
 from tvm_comfuse.tuning.builder import Builder
-from tvm_comfuse.tuning.database import Database
+from tvm_comfuse.tuning.database import Database, best_plan, pretuned
 from tvm_comfuse.tuning.interrupt import noting_interrupts
 from tvm_comfuse.tuning.log import NAME as LOG_NAME
 from tvm_comfuse.tuning.log import Log
@@ -30,6 +33,7 @@ from tvm_comfuse.tuning.runner import CHILD, DEFAULT_LIMITS, Runner
 from tvm_comfuse.tuning.search import Search, Settings
 from tvm_comfuse.tuning.task import Task, tasks_of
 from tvm_comfuse.tuning.tracker import stand_in
+from tvm_comfuse.tuning.unfused import Unfused, unfused
 from tvm_comfuse.worker import Limits
 
 #: the file of a records folder besides the database and the log
@@ -46,6 +50,7 @@ class TunedTask:
     shape       [M, N, K] of the measurements
     plan, us    the best plan and its time in microseconds, None if no candidate passed
     default_us  the time of the plan without tuning, None if it was not measured
+    split_us    the time of the split form, two kernels; None if the cluster has none, or it failed
     product_us  the time of the bare product by cuBLAS, None if unknown
     trials      candidates of this search that were measured or failed
     failures    how many of them failed, by reason
@@ -56,6 +61,7 @@ class TunedTask:
     plan: Plan | None
     us: float | None
     default_us: float | None
+    split_us: float | None
     product_us: float | None
     trials: int
     failures: dict[str, int]
@@ -65,10 +71,16 @@ class TunedTask:
         """The default plan's time over the best one's."""
         return self.default_us / self.us if self.default_us and self.us else None
 
+    @property
+    def form(self) -> str:
+        """Which form takes less time, ``fused`` or ``split``; as far as known the fused one."""
+        split = self.us is not None and self.split_us is not None and self.split_us < self.us
+        return SPLIT if split else FUSED
+
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values."""
-        plan = self.plan.to_dict() if self.plan else None
-        return {**vars(self), "matmuls": list(self.matmuls), "shape": list(self.shape), "plan": plan}
+        values = {**vars(self), "matmuls": list(self.matmuls), "shape": list(self.shape)}
+        return values | {"plan": self.plan.to_dict() if self.plan else None, "form": self.form}
 
 
 @dataclass(frozen=True)
@@ -89,9 +101,10 @@ class TuneResult:
     note: str = ""
 
     @property
-    def plans(self) -> dict[str, Plan]:
-        """The best plan of every matmul that has one."""
-        return {name: task.plan for task in self.tasks if task.plan is not None for name in task.matmuls}
+    def plans(self) -> dict[str, Plan | str]:
+        """The best plan of every matmul that has one; the word ``split`` where the split form takes less time."""
+        best = {name: task for task in self.tasks if task.plan is not None for name in task.matmuls}
+        return {name: task.plan if task.form == FUSED else SPLIT for name, task in best.items()}  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values."""
@@ -160,7 +173,7 @@ def tune(
     with noting_interrupts(interrupted):
         commands = [CHILD] if tracker is None else [stand_in(tracker, key)] * (workers or 1)
         mod = to_module(model, example_args)
-        tasks, refusals = tasks_of(mod, device, rows)
+        tasks, refusals = tasks_of(mod, device, rows, partial(split_of, parsed, device, rows))
         if not tasks:
             stopped = "interrupt" if interrupted.is_set() else "nothing"
             return TuneResult(name_of(parsed), (), stopped, tuple(refusals), note=_nothing(mod, refusals))
@@ -176,6 +189,16 @@ def tune(
             )
             _run(search, tasks, folder)
             return _result(search, refusals, folder)
+
+
+def split_of(target: Target, device: Device, rows: int | None, cluster: Cluster) -> Unfused | None:
+    """The split form of a cluster, with the plans that it would be compiled with."""
+    if cluster.kind != "gemm_reduce":
+        return None
+    own = pretuned()
+    gpu = target if is_cuda(target) else parse_target(H200.name)
+    split = make_split(cluster, device, lambda func: best_plan(func, gpu, [own] if own is not None else [], rows)[0])
+    return None if isinstance(split, Refusal) else unfused(cluster, split, target)
 
 
 def _run(search: Search, tasks: list[Task], folder: Path | None) -> None:
@@ -245,6 +268,7 @@ def _result(search: Search, refusals: list[Refusal], folder: Path | None) -> Tun
             plan=progress.best.plan if progress.best else None,
             us=progress.best.us if progress.best else None,
             default_us=progress.default_us,
+            split_us=progress.split.us,
             product_us=search.runner.products.get(progress.task.key),
             trials=progress.trials,
             failures=dict(progress.failures),

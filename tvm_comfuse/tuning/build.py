@@ -1,6 +1,6 @@
 """Builds one candidate; also the process that does so for another one:  python -m tvm_comfuse.tuning.build
 
-Requests {"func", "target": TVM's JSON, "library": a path}, answers {"built": {...}}.
+Requests {"what", "target": TVM's JSON, "library": a path}, answers {"built": {...}}.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TAIL = 600
 class Built:
     """A build.
 
-    library    the shared library, its function is "main"
+    library    the shared library, with the module's functions
     reason     in a word why there is none: verify, lower, compile, hang or died; "" if there is one
     failure    the same in words
     registers  of a thread, spills in bytes, for a GPU; None if no CUDA compiler was asked
@@ -36,18 +36,23 @@ class Built:
     seconds: float = 0.0
 
 
-def build(func: Any, target: Any, library: str | Path) -> Built:
-    """Lowers, checks (verify.static) and compiles a function to a library.  Never raises for what compilers do.
+def build(what: Any, target: Any, library: str | Path) -> Built:
+    """Lowers, checks (verify.static) and compiles to a library.  Never raises for what compilers do.
 
-    func  for a GPU a scheduled cluster, for a CPU a canonical function
+    what  a function, which becomes "main", or a module of functions: scheduled for a GPU, canonical for a CPU
     """
-    from tvm_comfuse.bench.ours import compile_executable
+    import tvm
+
+    from tvm_comfuse.bench.ours import compile_module, named_main
     from tvm_comfuse.cpu_schedule import cpu_schedule
     from tvm_comfuse.target import is_cuda
 
     start = time.monotonic()
     try:
-        executable = compile_executable(func if is_cuda(target) else cpu_schedule(func), target)
+        module = what if isinstance(what, tvm.IRModule) else named_main(what)
+        if not is_cuda(target):
+            module = tvm.IRModule({name: cpu_schedule(func) for name, func in module.functions_items()})
+        executable = compile_module(module, target)
         registers, spills = _compiler_report(executable, target) if is_cuda(target) else (None, None)
         executable.export_library(str(library))
     except Exception as error:  # whatever it is, it is this candidate's result and not the end of the search
@@ -78,8 +83,8 @@ def main() -> int:
     import tvm
 
     for request, answers in serve():
-        func, target = (tvm.ir.load_json(request[key]) for key in ("func", "target"))
-        answers.send({"built": asdict(build(func, target, request["library"]))})
+        what, target = (tvm.ir.load_json(request[key]) for key in ("what", "target"))
+        answers.send({"built": asdict(build(what, target, request["library"]))})
     return 0
 
 

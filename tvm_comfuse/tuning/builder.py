@@ -61,10 +61,10 @@ class Builder:
         stop(self._pool, self._futures, self._workers)
         self._folder.cleanup()
 
-    def submit(self, func: Any) -> Future[Built]:
-        """Starts to build a function, see `build.build`; builds start in the order of the calls."""
+    def submit(self, what: Any) -> Future[Built]:
+        """Starts to build a function or a module, see `build.build`; builds start in the order of the calls."""
         library = Path(self._folder.name) / f"candidate{next(self._numbers)}.so"
-        request = {"func": tvm.ir.save_json(func), "target": self._target, "library": str(library)}
+        request = {"what": tvm.ir.save_json(what), "target": self._target, "library": str(library)}
         future = self._pool.submit(self._build, request)
         with self._lock:
             self._futures = [*(other for other in self._futures if not other.done()), future]

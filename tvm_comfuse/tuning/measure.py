@@ -1,8 +1,8 @@
 """The process that launches candidates:  python -m tvm_comfuse.tuning.measure
 
-{"task": a key, "func", "target", "rows"} describes a task; the answer is {"product_us", "device"}, the time of the bare
-product and the name of the device, or {"failure"}.  After it {"task", "library", "reference", "check"} is answered by
-{"measured": {...}}.
+{"task": a key, "func", "target", "rows", "chain": its split form or None} describes a task; the answer is {"product_us",
+"device"}, the time of the bare product and the name of the device, or {"failure"}.  After it {"task", "library", "reference",
+"check", "chained": whether the library has the kernels of the chain, and not a "main"} is answered by {"measured": {...}}.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ def answer(request: dict[str, Any], measurers: dict[str, Any]) -> dict[str, Any]
     """The answer to a request; measurers of tasks by key are kept in `measurers`."""
     key = request["task"]
     if "func" not in request:
-        measured = measurers[key].measure(request["library"], request["reference"], request["check"])
-        return {"measured": asdict(measured)}
+        what = (request[name] for name in ("library", "reference", "check", "chained"))
+        return {"measured": asdict(measurers[key].measure(*what))}
     import tvm
 
+    from tvm_comfuse.tuning.chain import Chain
     from tvm_comfuse.tuning.measurer import Measurer
 
     try:
         func, target = (tvm.ir.load_json(request[name]) for name in ("func", "target"))
-        measurers[key] = Measurer(func, request["rows"], target)
+        chain = None if request["chain"] is None else Chain.from_dict(request["chain"])
+        measurers[key] = Measurer(func, request["rows"], target, chain=chain)
         return {"product_us": measurers[key].product_us(), "device": measurers[key].device_name}
     except Exception as error:  # out of memory, no such device: the parent says so
         return {"failure": f"{type(error).__name__}: {str(error).strip()[-600:]}"}

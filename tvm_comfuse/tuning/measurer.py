@@ -15,6 +15,7 @@ from tvm_comfuse.bench.timing import median, number_of_sets, time_call
 from tvm_comfuse.cuda.callback import own_cuda_compiler
 from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.target import HOPPER_ARCH, is_cuda
+from tvm_comfuse.tuning.chain import Chain
 from tvm_comfuse.verify.launch import Judge
 
 #: the reference kernel is timed before and after each candidate.  At the power limit a GPU's clock changes by 10 % from one
@@ -51,30 +52,33 @@ class Measured:
 class Measurer:
     """A task's inputs and exact results on a device.
 
-    func  the task's canonical function
-    rows  M
+    func   the task's canonical function
+    rows   M
+    chain  its split form, if that is measured too
     """
 
-    def __init__(self, func: Any, rows: int, target: Target, seed: int = 0):
+    def __init__(self, func: Any, rows: int, target: Target, seed: int = 0, chain: Chain | None = None):
         self._target, self._cuda = target, is_cuda(target)
-        self._judge = Judge(func, rows, seed, target)
+        self._chain = chain
+        self._judge = Judge(func, rows, seed, target, chain.results if chain is not None else None)
         self._columns_first = analyze(func).w_layout == "NK"
         self._sets = self._input_sets(func, seed) if self._cuda else []
         self._reference: tuple[str, Callable[..., None]] | None = None
 
-    def measure(self, library: str, reference: str = "", check: bool = True) -> Measured:
-        """Checks and times the "main" of a library.
+    def measure(self, library: str, reference: str = "", check: bool = True, chained: bool = False) -> Measured:
+        """Checks and times the "main" of a library, or the chain's kernels.
 
         reference  the library of a kernel that is known to be right, to be timed too; "" for none
         check      False to leave out the comparison with float64
+        chained    whether the library has the kernels of the chain
         """
         stage = "load"
         try:
-            kernel = self._load(library)
+            kernel = self._load(library, chained)
             stage = "fault"
             error, allowed = None, None
             if check:
-                launched = self._judge.run(kernel)
+                launched = self._judge.run(kernel, rounds=chained)
                 error, allowed = launched.worst
                 if launched.failure:
                     return Measured(reason="wrong", failure=launched.failure, error=error, allowed=allowed)
@@ -95,9 +99,10 @@ class Measurer:
             return None
         return time_call(lambda x, w, *_: torch.mm(x, w.t() if self._columns_first else w), self._sets)
 
-    def _load(self, library: str) -> Callable[..., None]:
+    def _load(self, library: str, chained: bool = False) -> Callable[..., None]:
         with self._target, own_cuda_compiler(str(self._target.attrs.get("arch", HOPPER_ARCH))):
-            return tvm.runtime.load_module(library)["main"]  # type: ignore[no-any-return]
+            module = tvm.runtime.load_module(library)
+            return self._chain.bind(module) if chained and self._chain is not None else module["main"]
 
     def _time(self, kernel: Callable[..., None]) -> tuple[float, ...]:
         outputs = [guarded.tensor for guarded in self._judge.outputs.values()]

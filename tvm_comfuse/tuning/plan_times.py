@@ -6,7 +6,7 @@
          "plans": [{"plan": [a plan's values], "us", "reference_us", "error", "allowed", "registers"},
                    {"plan": [...], "reason", "failure"}]}}}
 
-There is one plan a line; what is not known of it is left out.
+There is one plan a line; what is not known of it is left out.  Numbers of plans have six digits, which is more than is known.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class RowTimes:
         """A dictionary of plain JSON values."""
         entries = []
         for plan, time in list(self.plans.items()):  # a search may go on meanwhile
-            known = {name: value for name, value in asdict(time).items() if value not in (None, "")}
+            known = {name: _short(value) for name, value in asdict(time).items() if value not in (None, "")}
             entries.append({"plan": _values(plan), **known})
         return {
             "row": asdict(self.row),
@@ -165,8 +165,12 @@ class PlanTimes:
 
 def _lines(row: dict[str, Any]) -> str:
     """JSON of a row with one plan a line."""
-    plans = ",\n".join(json.dumps(entry) for entry in row.pop("plans"))
+    plans = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in row.pop("plans"))
     return f'{json.dumps(row)[:-1]}, "plans": [\n{plans}\n]}}'
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _values(plan: Plan) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from tvm_comfuse.schedules.cost import estimate
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.tuning.build import Built
+from tvm_comfuse.tuning.measurer import Measured
 from tvm_comfuse.tuning.record import Record
 from tvm_comfuse.tuning.space import Space
 from tvm_comfuse.tuning.task import Task
@@ -28,6 +30,22 @@ class Candidate:
 
 
 @dataclass(eq=False)
+class SplitTime:
+    """The split form's time.
+
+    us       microseconds; None until it is known, and without a split form
+    is_due   whether it will be known soon
+    built    its library, None until it is built
+    failure  in a word why it has no time
+    """
+
+    us: float | None = None
+    is_due: bool = False
+    built: Built | None = None
+    failure: str = ""
+
+
+@dataclass(eq=False)
 class Progress:
     """One task.
 
@@ -42,6 +60,8 @@ class Progress:
     baseline_us        its time in the first search: what all others are corrected to
     waiting            candidates that are built and wait for the reference
     batches            candidates on their way, batch by batch
+    split              what became of the split form
+    held               what makes a record of each candidate that was measured before that was known
     """
 
     task: Task
@@ -59,6 +79,8 @@ class Progress:
     baseline_us: float | None = None
     waiting: list[Candidate] = field(default_factory=list)
     batches: list[list[Candidate]] = field(default_factory=list)
+    split: SplitTime = field(default_factory=SplitTime)
+    held: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def default(self) -> Plan:
@@ -69,6 +91,11 @@ class Progress:
     def trials(self) -> int:
         """Candidates that were measured or failed: what an interrupt leaves on its way is none."""
         return self.measured + self.failures.total()
+
+    def scale(self, measured: Measured) -> float:
+        """What takes the drift of the device's clock since the first search out of a measurement."""
+        known = self.baseline_us is not None and measured.reference_us
+        return self.baseline_us / measured.reference_us if known else 1.0  # type: ignore[operator]
 
     @property
     def us(self) -> float:

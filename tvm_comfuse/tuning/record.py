@@ -30,6 +30,7 @@ class Record:
     error     relative error against float64 of the output that is worst for what it may be, and what that may be
     allowed
     device_name  as the driver calls the device
+    split_us     microseconds of the cluster's split form, corrected likewise; None if it was not measured
     """
 
     workload: tvm.IRModule
@@ -41,6 +42,7 @@ class Record:
     error: float
     allowed: float
     device_name: str = ""
+    split_us: float | None = None
 
     @property
     def us(self) -> float:
@@ -91,6 +93,7 @@ class DatabaseStore:
             accuracy=Accuracy(record.error, record.allowed),
             rows=record.rows,
             device_name=record.device_name,
+            split_us=record.split_us,
         )
 
     def query(self, workload: tvm.IRModule, target: Target) -> list[Record]:
@@ -121,6 +124,7 @@ def _record(entry: Any) -> Record | None:
         error=evidence.accuracy.error,
         allowed=evidence.accuracy.allowed,
         device_name=evidence.device_name,
+        split_us=evidence.split_us,
     )
 
 

@@ -45,6 +45,7 @@ class Device:
             return ""
         request: dict[str, Any] = {"task": task.key, "target": self._target, "rows": task.rows}
         request["func"] = tvm.ir.save_json(task.func)
+        request["chain"] = None if task.unfused is None else task.unfused.chain.to_dict()
         message, failure = self._ask(request, "prepare a task", self._limits.build)
         if message is None:
             return failure
@@ -65,13 +66,19 @@ class Device:
         self.server = str(message["server"]) if message is not None else ""
         return failure
 
-    def measure(self, task: Task, library: str, reference: str, check: bool) -> Measured:
+    def measure(self, task: Task, library: str, reference: str, check: bool, chained: bool) -> Measured:
         """Measures a library, see `Measurer.measure`."""
         # of all tasks so far the device may be full: a new process has room
         failure = self.describe(task) and self.describe(task)
         if failure:
             return Measured(reason="died", failure=failure)
-        request = {"task": task.key, "library": library, "reference": reference, "check": check}
+        request = {
+            "task": task.key,
+            "library": library,
+            "reference": reference,
+            "check": check,
+            "chained": chained,
+        }
         message, failure = self._ask(request, "end after its launch", self._limits.launch)
         if message is None:
             return Measured(reason="hang" if "hangs" in failure else "died", failure=failure)
@@ -149,9 +156,11 @@ class Runner:
         for _ in self._devices:
             self._submit(lambda device: device.describe(task))
 
-    def submit(self, task: Task, library: str, reference: str = "", check: bool = True) -> Future[Measured]:
+    def submit(
+        self, task: Task, library: str, reference: str = "", check: bool = True, chained: bool = False
+    ) -> Future[Measured]:
         """Measures a library, see `Measurer.measure`; measurements begin in the order of the calls."""
-        return self._submit(lambda device: device.measure(task, library, reference, check))
+        return self._submit(lambda device: device.measure(task, library, reference, check, chained))
 
     def _submit(self, work: Any) -> Future[Any]:
         future = self._pool.submit(self._with_device, work)

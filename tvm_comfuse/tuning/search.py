@@ -132,6 +132,8 @@ class Search:
             self.stopped = "interrupt"
         for future in self._futures:
             future.cancel()
+        for progress in self.progress:
+            self._release(progress)
 
     # --- what is known already ----------------------------------------------------------------------------------------
 
@@ -157,6 +159,7 @@ class Search:
         context.pre_tuning(self.settings.trials, size, context.generate_design_space(), self._database, None)
         strategy.exclude(self.log.failed_plans(task.key, str(self.target)))
         progress.best = min(records, key=lambda record: record.us, default=None)
+        progress.split.us = next((r.split_us for r in records if r.split_us is not None), None)
         default = next((record for record in records if record.plan == progress.default), None)
         if default is not None:
             progress.default_us = progress.baseline_us = default.us
@@ -210,13 +213,16 @@ class Search:
         batch = batch[: self.settings.trials - self.proposed]
         if progress.proposed == 0 and progress.baseline_us is None and batch[0].plan != progress.default:
             progress.reference = ""  # the default plan failed in an earlier search
-        if progress.proposed == 0:
+        first = progress.proposed == 0
+        if first:
             self.runner.prepare(progress.task)
         progress.proposed += len(batch)
         progress.batches.append(batch)
         for candidate in batch:
             future = self.builder.submit(self._function(progress, candidate.measure))
             self._futures[future] = partial(self._on_built, progress, candidate)
+            if first and candidate is batch[0]:
+                self._begin_split(progress)
 
     def _function(self, progress: Progress, measure: Any) -> Any:
         """What is built of a candidate: on a CPU plans change nothing, and the canonical function runs."""
@@ -236,6 +242,7 @@ class Search:
 
     def _set_reference(self, progress: Progress, library: str) -> None:
         progress.reference = library
+        self._measure_split(progress)
         waiting, progress.waiting = progress.waiting, []
         for candidate in waiting:
             self._measure(progress, candidate)
@@ -249,17 +256,62 @@ class Search:
         if measured.reason:
             self._failed(progress, candidate, measured.reason, measured.failure)
         else:
-            scale = 1.0
-            if progress.baseline_us is not None and measured.reference_us:
-                scale = progress.baseline_us / measured.reference_us
+            scale = progress.scale(measured)
             candidate.seconds = tuple(us * scale * 1e-6 for us in measured.us)
-            self._succeeded(progress, candidate, measured, scale)
+            progress.held.append(partial(self._succeeded, progress, candidate, measured, scale))
+            if not progress.split.is_due:
+                self._release(progress)
         if default and progress.reference is None:
             if not measured.reason:
                 progress.default_us = progress.baseline_us = sorted(measured.us)[len(measured.us) // 2]
             self._set_reference(progress, "" if measured.reason else candidate.built.library)
         if candidate.built.library != progress.reference:
             self.builder.discard(candidate.built.library)
+
+    # --- the split form -----------------------------------------------------------------------------------------------
+
+    def _begin_split(self, progress: Progress) -> None:
+        """Builds the split form, unless there is none or its time is known."""
+        if progress.task.unfused is None or progress.split.us is not None:
+            return
+        progress.split.is_due = True
+
+        def built(result: Built) -> None:
+            progress.split.built = result
+            self._measure_split(progress)
+
+        self._futures[self.builder.submit(progress.task.unfused.module)] = built
+
+    def _measure_split(self, progress: Progress) -> None:
+        """Measures it once, beside the default plan, as soon as both are built."""
+        unfused, built = progress.task.unfused, progress.split.built
+        if unfused is None or built is None or progress.reference is None or not progress.split.is_due:
+            return
+        if built.reason:
+            self._on_split(progress, Measured(reason=built.reason, failure=built.failure))
+            return
+        future = self.runner.submit(progress.task, built.library, progress.reference, chained=True)
+        self._futures[future] = partial(self._on_split, progress)
+
+    def _on_split(self, progress: Progress, measured: Measured) -> None:
+        task, split, unfused = progress.task, progress.split, progress.task.unfused
+        assert unfused is not None
+        assert split.built is not None
+        split.failure = measured.reason
+        if not measured.reason:
+            split.us = sorted(measured.us)[len(measured.us) // 2] * progress.scale(measured)
+        self.builder.discard(split.built.library)
+        plans = {"gemm": unfused.gemm.to_dict(), "rows": unfused.rows.to_dict()}
+        what = {"us": split.us, "error": measured.error, "reason": measured.reason, "failure": measured.failure}
+        self.log.write("split", task=task.key, name=task.name, target=str(self.target), plans=plans, **what)
+        self._release(progress)
+
+    def _release(self, progress: Progress) -> None:
+        """Makes records of what was held until the split form's time was known, or until the end."""
+        progress.split.is_due = False
+        held, progress.held = progress.held, []
+        for record in held:
+            record()
 
     # --- results ------------------------------------------------------------------------------------------------------
 
@@ -284,6 +336,7 @@ class Search:
             error=measured.error,
             allowed=measured.allowed,
             device_name=self.runner.device_name,
+            split_us=progress.split.us,
         )
         self.store.commit(record)
         progress.measured += 1

@@ -166,10 +166,26 @@ class Sweep:
         return self._interrupted.is_set() or time.monotonic() > end
 
     def _function(self, plan: Plan) -> Any:
-        # not apply.schedule, which asks legality once more and checks every step
-        sch = s_tir.Schedule(self._task.workload)
-        apply_plan(sch, plan)
-        return sch.mod["main"]
+        return _scheduled(self._task, plan)
+
+
+def begin_with(plan: Plan, task: Task, times: RowTimes, builder: Builds, runner: Runs) -> bool:
+    """Makes a plan the one that the times of a row are scaled by, see RowTimes.rebase; measures it beside the one before if its
+    time is not known.  False if one of them fails."""
+    if plan == times.default or times.rebase(plan):
+        return True
+    new, old = [builder.submit(_scheduled(task, each)) for each in (plan, times.default)]
+    built, reference = new.result(), old.result()
+    if not built.reason and not reference.reason:
+        times.plans[plan] = plan_time(runner.submit(task, built.library, reference.library).result(), built)
+    return times.rebase(plan)
+
+
+def _scheduled(task: Task, plan: Plan) -> Any:
+    # not apply.schedule, which asks legality once more and checks every step
+    sch = s_tir.Schedule(task.workload)
+    apply_plan(sch, plan)
+    return sch.mod["main"]
 
 
 def _together(turns: Sequence[PlanTime]) -> PlanTime:

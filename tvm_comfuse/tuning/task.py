@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,13 +12,14 @@ import tvm_ffi
 from tvm import tirx
 
 from tvm_comfuse.refusal import Refusal
-from tvm_comfuse.relay_patterns.cluster import MatmulReport
+from tvm_comfuse.relay_patterns.cluster import Cluster, MatmulReport
 from tvm_comfuse.relay_patterns.rewrite import fuse_clusters
 from tvm_comfuse.schedules.cost import NOMINAL_ROWS
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.spec import ClusterSpec, analyze
 from tvm_comfuse.tuning.database.database import workload_module
 from tvm_comfuse.tuning.space import Space
+from tvm_comfuse.tuning.unfused import Unfused
 
 
 @dataclass
@@ -27,11 +29,13 @@ class Task:
     workload  a module with the function alone, named main; M may be symbolic
     matmuls   names of the matmuls, as in ``explain``, whose clusters are this function
     rows      M of the measurements
+    unfused   its split form, None if it has none
     """
 
     workload: tvm.IRModule
     rows: int
     matmuls: list[str] = field(default_factory=list)
+    unfused: Unfused | None = None
 
     @property
     def func(self) -> tirx.PrimFunc:
@@ -59,10 +63,16 @@ class Task:
         return f"{tvm_ffi.structural_hash(self.workload) & (2**64 - 1):016x}"
 
 
-def tasks_of(mod: tvm.IRModule, device: Device, rows: int | None = None) -> tuple[list[Task], list[Refusal]]:
+def tasks_of(
+    mod: tvm.IRModule,
+    device: Device,
+    rows: int | None = None,
+    unfused_of: Callable[[Cluster], Unfused | None] = lambda cluster: None,
+) -> tuple[list[Task], list[Refusal]]:
     """The tasks of a Relax module in normal form, in program order, and why the other clusters have no plan.
 
-    rows  M of the measurements of functions with a symbolic M; NOMINAL_ROWS if left out
+    rows        M of the measurements of functions with a symbolic M; NOMINAL_ROWS if left out
+    unfused_of  gives the split form of a task's cluster
     """
     found: dict[Any, Task] = {}
     refusals: list[Refusal] = []
@@ -78,7 +88,10 @@ def tasks_of(mod: tvm.IRModule, device: Device, rows: int | None = None) -> tupl
         known = found.get(key)
         if known is None:
             m = analyze(func).m
+            cluster = offered[-1].cluster
+            assert cluster is not None  # it is what is offered
             known = found[key] = Task(workload, m if m is not None else rows or NOMINAL_ROWS)
+            known.unfused = unfused_of(cluster)
         known.matmuls.append(offered[-1].name)
         return func
 
