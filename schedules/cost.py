@@ -55,13 +55,14 @@ LAST_SLOT_STALL_US = 1.6
 SLOT_US = 0.18
 LOAD_LATENCY_US = 0.9
 #: a wgmma of up to 128 columns reads 96 bytes a cycle or more of shared memory, where one of 256 reads 80, and TMA writes there
-NARROW_WGMMA, NARROW_COLUMNS = 1.1, 128
-#: a pingpong main loop has one warp group at a time to keep the tensor cores busy: 1.1 to 1.4 with W in the ring (forms.json
-#: with 64 rows, layouts.json with 128 x 128 tiles)
-PINGPONG_MAIN_LOOP = 1.3
+NARROW_WGMMA, NARROW_COLUMNS = 1.05, 128
+#: between the products of a pingpong tile and those of the next one, by another warp group
+PINGPONG_TURN_US = 0.15
 #: a tile of the memory warp group, besides its instructions: one warp a scheduler hides little of what it waits for; deferred,
 #: the partials of one tile travel during the head of the other
-MEMORY_TILE_US = {False: 3.9, True: 3.0}
+MEMORY_TILE_US = {False: 5.0, True: 3.0}
+#: what of a tile's hand-over stands between its products and the next ones; the stages themselves run beside those
+HAND_OVER_US = 0.15
 #: kernels with thread block clusters that share W against the same without
 MULTICAST_FACTOR = 1.04
 
@@ -112,7 +113,7 @@ def estimate(plan: Plan, spec: ClusterSpec, device: Device) -> Estimate:
     elif plan.hands_over:
         # its tiles come one after the other
         behind = plan.mma_groups * _memory_tile(plan, spec)
-        exposed = max(stages, behind - main)
+        exposed = max(HAND_OVER_US, behind - main)
     elif plan.defer:
         tail = tail_blocks(spec)
         exposed = stages + _latency(plan, spec, [blocks for blocks in spec.passes if not tail.issuperset(blocks)])
@@ -232,8 +233,8 @@ def _main_loop(plan: Plan, spec: ClusterSpec, device: Device) -> tuple[float, fl
     loads = elements * HALF_BYTES / (device.l2_to_sm_gbps * 1e3 / device.sms)
     # with too few slots in flight each load's latency shows
     latency = slots * LOAD_LATENCY_US / (plan.pipeline_depth - 1)
-    alone = PINGPONG_MAIN_LOOP if plan.layout == "pingpong" else 1.0
-    return product * alone, max(loads * alone, latency, slots * SLOT_US)
+    turn = PINGPONG_TURN_US if plan.layout == "pingpong" else 0.0
+    return product + turn, max(loads, latency, slots * SLOT_US) + turn
 
 
 def _streams(spec: ClusterSpec) -> list[Operand | Output]:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tvm_comfuse.target import parse_target
 from tvm_comfuse.tuning.build import build
 from tvm_comfuse.tuning.builder import Builder
 from tvm_comfuse.tuning.measure import answer
-from tvm_comfuse.tuning.measurer import TRIES, Measurer
+from tvm_comfuse.tuning.measurer import LOAD_S, TRIES, Measurer
 from tvm_comfuse.tuning.runner import Runner
 from tvm_comfuse.worker import Limits, Worker
 
@@ -169,10 +170,17 @@ def test_a_candidate_is_timed_between_two_times_of_the_reference(
     measurer = Measurer(what.func, 48, target)
     left = iter(times)
     monkeypatch.setattr(measurer, "_cuda", True)
-    monkeypatch.setattr(measurer, "_time", lambda kernel: (next(left),))
+    loads: list[float] = []
+
+    class Listed:
+        load = staticmethod(loads.append)
+        times = staticmethod(lambda: (next(left),))
+
+    monkeypatch.setattr(measurer, "_timer", lambda kernel: nullcontext(Listed))
     result = measurer.measure(library, library)
     assert (result.us, result.reference_us) == ((expected[0],), expected[1])
     assert list(left) == []
+    assert loads == [LOAD_S]
     assert len(times) <= 3 * TRIES
 
 

@@ -16,6 +16,7 @@ The protocol, for every contender alike and in one process:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,6 +100,14 @@ class Captured:
             torch.cuda.synchronize()
             times.append(begin.elapsed_time(end) * 1e3 / self.calls)
         return median(times)
+
+    def load(self, seconds: float) -> None:
+        """Replays for so long, so that clock and power are those of a board at work."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for _ in range(REPLAYS):
+                self.graph.replay()  # type: ignore[union-attr]
+            torch.cuda.synchronize()
 
     def release(self) -> None:
         """Gives the graph's memory back."""

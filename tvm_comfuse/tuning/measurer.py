@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import tvm
 from tvm.target import Target
 
-from tvm_comfuse.bench.timing import median, number_of_sets, time_call
+from tvm_comfuse.bench.timing import Captured, capture, median, number_of_sets
 from tvm_comfuse.cuda.callback import own_cuda_compiler
 from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.target import HOPPER_ARCH, is_cuda
@@ -21,6 +22,9 @@ from tvm_comfuse.verify.launch import Judge
 #: the reference kernel is timed before and after each candidate.  At the power limit a GPU's clock changes by 10 % from one
 #: moment to the next; if the two times differ by more than this, all is measured again, so often at most
 STEADY, TRIES = 0.02, 3
+#: seconds of load before a kernel is timed.  From K = 2048 on the board is at its power limit, where plans of less energy win;
+#: on a board that has rested one of fewer cycles does: 102 against 99 us there were 111 against 118 under load
+LOAD_S = 0.2
 #: repetitions of a measurement on a CPU
 CPU_REPEATS = 3
 _TAIL = 600
@@ -47,6 +51,50 @@ class Measured:
     error: float | None = None
     allowed: float | None = None
     server: str = ""
+
+
+class Timer(Protocol):
+    """Times one kernel."""
+
+    def load(self, seconds: float) -> None:
+        """Keeps the device at work for so long."""
+
+    def times(self) -> tuple[float, ...]:
+        """Microseconds of a call, one entry a repetition."""
+
+
+@dataclass(frozen=True)
+class GpuTimer:
+    """A CUDA graph of calls, see bench.timing."""
+
+    captured: Captured
+
+    def load(self, seconds: float) -> None:
+        """Replays it."""
+        self.captured.load(seconds)
+
+    def times(self) -> tuple[float, ...]:
+        """One entry."""
+        return (self.captured.measure(),)
+
+
+@dataclass(frozen=True)
+class CpuTimer:
+    """Calls one after the other."""
+
+    call: Callable[[], None]
+
+    def load(self, seconds: float) -> None:
+        """Nothing: a CPU's kernels are not compared with each other."""
+
+    def times(self) -> tuple[float, ...]:
+        """CPU_REPEATS entries."""
+        found = []
+        for _ in range(CPU_REPEATS):
+            start = time.perf_counter()
+            self.call()
+            found.append((time.perf_counter() - start) * 1e6)
+        return tuple(found)
 
 
 class Measurer:
@@ -97,34 +145,48 @@ class Measurer:
         """Microseconds of the bare product by cuBLAS; None on a CPU."""
         if not self._cuda:
             return None
-        return time_call(lambda x, w, *_: torch.mm(x, w.t() if self._columns_first else w), self._sets)
+        captured = capture(lambda x, w, *_: torch.mm(x, w.t() if self._columns_first else w), self._sets)
+        try:
+            captured.load(LOAD_S)
+            return captured.measure()
+        finally:
+            captured.release()
 
     def _load(self, library: str, chained: bool = False) -> Callable[..., None]:
         with self._target, own_cuda_compiler(str(self._target.attrs.get("arch", HOPPER_ARCH))):
             module = tvm.runtime.load_module(library)
             return self._chain.bind(module) if chained and self._chain is not None else module["main"]
 
-    def _time(self, kernel: Callable[..., None]) -> tuple[float, ...]:
+    @contextmanager
+    def _timer(self, kernel: Callable[..., None]) -> Iterator[Timer]:
+        """What times a kernel on this device."""
         outputs = [guarded.tensor for guarded in self._judge.outputs.values()]
-        if self._cuda:
-            return (time_call(lambda *inputs: kernel(*inputs, *outputs), self._sets),)
-        inputs = [guarded.tensor for guarded in self._judge.inputs.values()]
-        times = []
-        for _ in range(CPU_REPEATS):
-            start = time.perf_counter()
-            kernel(*inputs, *outputs)
-            times.append((time.perf_counter() - start) * 1e6)
-        return tuple(times)
+        if not self._cuda:
+            inputs = [guarded.tensor for guarded in self._judge.inputs.values()]
+            yield CpuTimer(lambda: kernel(*inputs, *outputs))
+            return
+        captured = capture(lambda *inputs: kernel(*inputs, *outputs), self._sets)
+        try:
+            yield GpuTimer(captured)
+        finally:
+            captured.release()
 
     def _time_beside(self, kernel: Callable[..., None], library: str) -> tuple[tuple[float, ...], float | None]:
         """Times of a kernel, and that of the reference kernel; of several tries the one in which the latter was steadiest."""
-        if not library:
-            return self._time(kernel), None
-        if self._reference is None or self._reference[0] != library:
-            self._reference = (library, self._load(library))
+        with self._timer(kernel) as own:
+            if not library:
+                own.load(LOAD_S)
+                return own.times(), None
+            if self._reference is None or self._reference[0] != library:
+                self._reference = (library, self._load(library))
+            with self._timer(self._reference[1]) as beside:
+                beside.load(LOAD_S)
+                return self._in_between(own, beside)
+
+    def _in_between(self, own: Timer, beside: Timer) -> tuple[tuple[float, ...], float]:
         found = []
         for _ in range(TRIES if self._cuda else 1):
-            before, us, after = (self._time(each) for each in (self._reference[1], kernel, self._reference[1]))
+            before, us, after = beside.times(), own.times(), beside.times()
             sides = median(before), median(after)
             found.append((max(sides) / min(sides) - 1.0, us, sum(sides) / 2))
             if found[-1][0] <= STEADY:

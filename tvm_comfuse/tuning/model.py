@@ -42,7 +42,7 @@ _BOOSTER = {
     "nthread": 1,
 }
 _ROUNDS = 120
-_VERSION = 3
+_VERSION = 4
 
 
 class CostModelWarning(UserWarning):

@@ -27,7 +27,7 @@ WHAT = "plan times"
 FIELDS = tuple(f.name for f in fields(Plan))
 _HEADER = ("device", "date", "commit", "versions", "protocol")
 
-PROTOCOL = f"{TURN}; each time between two of the default plan, whose mean it is scaled by"
+PROTOCOL = f"{TURN}; each time between two of the default plan, whose mean it is scaled by, on a board under load"
 
 
 @dataclass(frozen=True)
