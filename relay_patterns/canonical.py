@@ -94,6 +94,8 @@ class Builder:
             "tirx.is_scheduled": True,
             "tirx.noalias": True,
         }
+        if self.cluster.anchor.product == F32:
+            attrs["comfuse.wide_product"] = True
         return Canonical(
             _in_order(func.with_attrs(attrs), summary),
             tuple(self.cluster.operands[index] for index in self.inputs),

@@ -301,6 +301,13 @@ def groups(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
 
 def handover(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
     """What is handed over is in half precision."""
+    if plan.hands_over and spec.wide_product:
+        yield Refusal(
+            "handover-product",
+            "a memory warp group gets products in half precision, and the model keeps them in float32",
+            {"layout": plan.layout},
+            "take the cooperative layout, or let the model round the product to half precision",
+        )
     for output in spec.tile_outputs:
         if plan.hands_over and output.dtype not in MATRIX_DTYPES:
             yield Refusal(

@@ -32,6 +32,8 @@ from .packed import packable
 
 #: block annotations of the second reduction of a mergeable pair
 MERGE, MERGE_WITH = "comfuse.merge", "comfuse.merge_with"
+#: attribute of functions whose product the model has in float32
+WIDE_PRODUCT = "comfuse.wide_product"
 KINDS = ("gemm_reduce", "gemm_elementwise")
 
 
@@ -162,7 +164,8 @@ class RowsSpec:
 class ClusterSpec(RowsSpec):
     """One cluster: out = stages(x [M, K] @ w).
 
-    w_layout  ``NK`` or ``KN``
+    w_layout      ``NK`` or ``KN``
+    wide_product  whether the model has the product in float32; else it rounds it to the dtype of x
     """
 
     k: int
@@ -170,6 +173,7 @@ class ClusterSpec(RowsSpec):
     w_layout: str
     kind: str
     w_dtype: str
+    wide_product: bool = False
 
 
 def blocks(func: tirx.PrimFunc) -> dict[str, Any]:
@@ -259,7 +263,8 @@ class Analysis:
         if (kind == KINDS[0]) != bool(rows.reductions):
             raise not_canonical("comfuse.kind gemm_reduce exactly with a row reduction", kind)
         x, w = (str(param.dtype) for param in self.params[:2])
-        return ClusterSpec(rows.m, n, rows.operands, rows.stages, k, x, layout, kind, w)
+        wide = bool((self.func.attrs or {}).get(WIDE_PRODUCT, False))
+        return ClusterSpec(rows.m, n, rows.operands, rows.stages, k, x, layout, kind, w, wide)
 
     def _rows(self, m: Any, n: int) -> RowsSpec:
         """Stages and operands."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tvm import relax
 from verified_kernels import assert_right
 
 from tvm_comfuse.bench.ops import OPS
@@ -21,6 +22,7 @@ from tvm_comfuse.schedules.registers import REGISTER_FILE, entry_registers, role
 from tvm_comfuse.schedules.spec import analyze, rounds
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.tir_passes.lower import is_cluster, lower
+from tvm_comfuse.tuning.database.record import structure_of
 from tvm_comfuse.tuning.space import Space
 from tvm_comfuse.verify.api import verify_kernel
 from tvm_comfuse.verify.static.index import index_of
@@ -110,6 +112,30 @@ def test_full_precision_is_not_handed_over() -> None:
     fused, _ = fuse(module, parse_target("h200"))
     (func,) = (func for _, func in fused.functions_items() if is_cluster(func))
     assert "handover-dtype" in [refusal.code for refusal in legality(GRID, analyze(func), H200)]
+
+
+@pytest.mark.parametrize("product", ["bfloat16", "float32"])
+def test_a_product_that_the_model_keeps_in_float32_is_not_handed_over(product: str) -> None:
+    """Its norm may subtract a large mean: what eager PyTorch does not lose, a kernel must not lose."""
+    x, w = (
+        relax.Var(name, relax.TensorType(shape, "bfloat16")) for name, shape in (("x", (384, 192)), ("w", (256, 192)))
+    )
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            value = builder.emit(relax.op.matmul(x, builder.emit(relax.op.permute_dims(w)), out_dtype=product))
+            value = builder.emit(relax.op.subtract(value, builder.emit(relax.op.max(value, axis=[1], keepdims=True))))
+            out = builder.emit_output(value if product == "bfloat16" else relax.op.astype(value, "bfloat16"))
+        builder.emit_func_output(out)
+    fused, _ = fuse(from_relax(builder.finalize()), parse_target("h200"))
+    (func,) = (func for _, func in fused.functions_items() if is_cluster(func))
+    spec = analyze(func)
+    assert spec.wide_product == (product == "float32")
+    plan = replace(GRID, operands=())
+    assert [refusal.code for refusal in legality(plan, spec, H200)] == ["handover-product"] * spec.wide_product
+    assert any(plan.hands_over for plan in candidates(spec, H200)) != spec.wide_product
+    # records of clusters from before the difference was made go on to answer
+    assert (structure_of(spec) == structure_of(replace(spec, wide_product=False))) != spec.wide_product
 
 
 def test_long_main_loops_of_many_parts_take_it_unmeasured() -> None:

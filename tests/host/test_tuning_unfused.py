@@ -69,6 +69,7 @@ def test_the_two_kernels_compute_what_the_fused_one_does(name: str, tmp_path: Pa
     built = build(task.unfused.module, LLVM, tmp_path / "two.so")
     assert built.reason == "", built.failure
     chain = Chain.from_dict(json.loads(json.dumps(task.unfused.chain.to_dict())))
+    assert chain == task.unfused.chain
     measured = Measurer(task.func, task.rows, LLVM, chain=chain).measure(built.library, chained=True)
     assert measured.reason == "", measured.failure
     assert measured.us
@@ -82,7 +83,6 @@ def test_kernels_with_their_operands_in_another_order_are_wrong(tmp_path: Path) 
     other = replace(chain, kernels=(gemm, (name, (value, beta, gamma, out))))
     measured = Measurer(task.func, task.rows, LLVM, chain=other).measure(built.library, chained=True)
     assert measured.reason == "wrong"
-    assert "allowed 0.05" in measured.failure
 
 
 def test_a_result_that_is_passed_on_is_no_second_tensor() -> None:

@@ -10,12 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from canonical_examples import EXAMPLES
 from verified_kernels import case, load_script
 
 from tvm_comfuse.bench.ours import compile_function
+from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.target import parse_target
+from tvm_comfuse.verify.dynamic import random_inputs
 from tvm_comfuse.verify.gpu import FirstLaunches, Limits
-from tvm_comfuse.verify.launch import GUARD_BYTES, Guarded, launch
+from tvm_comfuse.verify.inexact import of_model
+from tvm_comfuse.verify.launch import GUARD_BYTES, Guarded, Judge, launch
+from tvm_comfuse.verify.reference import reference
 
 LLVM = parse_target("llvm")
 ROWS = 384
@@ -48,6 +53,29 @@ def test_wrong_kernels() -> None:
     assert "error of stage_2_out0 is nan" in launch(func, leaves_a_row, ROWS, 0, LLVM).failure
     assert launch(func, overruns, ROWS, 0, LLVM).overrun == ["stage_2_out0"]
     assert len(launch(func, writes_an_input, ROWS, 0, LLVM).changed) == 1
+
+
+def test_what_the_model_rounds_a_kernel_may_round() -> None:
+    """A norm subtracts a mean ten times the deviation: bfloat16 products lose more than the result's rounding does."""
+    func = EXAMPLES["layer_norm"].build(m=32, n=128, k=2048, dtype="bfloat16")
+    spec = analyze(func)
+
+    half = Judge(func, 32, 0, LLVM)
+
+    def hands_over(*tensors: torch.Tensor) -> None:
+        (out,) = reference(func, random_inputs(func, 32, 1, 0), of_model(spec))
+        tensors[-1].copy_(torch.from_numpy(out))
+
+    def exact(*tensors: torch.Tensor) -> None:
+        (out,) = reference(func, random_inputs(func, 32, 1, 0))
+        tensors[-1].copy_(torch.from_numpy(out))
+
+    (lost,), (least,) = (half.run(kernel).errors.values() for kernel in (hands_over, exact))
+    assert half.run(hands_over).failure == ""
+    assert lost > 2 * least
+    wide = func.with_attr("comfuse.wide_product", True)
+    assert launch(wide, exact, 32, 0, LLVM).failure == ""
+    assert "allowed" in launch(wide, hands_over, 32, 0, LLVM).failure
 
 
 @pytest.mark.parametrize("offset", [-1, 0])

@@ -40,7 +40,7 @@ class Measured:
     reason        in a word what failed: load, fault, wrong, hang or died; "" if nothing did
     failure       the same in words
     error         relative error against float64, of the output that is worst for what it may be; None if not checked
-    allowed       what that error may be: twice that of rounding the exact result once, which eager PyTorch never beats
+    allowed       what that error may be, see verify.launch.Judge
     server        which server of a tracker measured it; "" for this machine
     """
 
@@ -108,7 +108,7 @@ class Measurer:
     def __init__(self, func: Any, rows: int, target: Target, seed: int = 0, chain: Chain | None = None):
         self._target, self._cuda = target, is_cuda(target)
         self._chain = chain
-        self._judge = Judge(func, rows, seed, target, chain.results if chain is not None else None)
+        self._judge = Judge(func, rows, seed, target, chain.between if chain is not None else "")
         self._columns_first = analyze(func).w_layout == "NK"
         self._sets = self._input_sets(func, seed) if self._cuda else []
         self._reference: tuple[str, Callable[..., None]] | None = None
@@ -126,7 +126,7 @@ class Measurer:
             stage = "fault"
             error, allowed = None, None
             if check:
-                launched = self._judge.run(kernel, rounds=chained)
+                launched = self._judge.run(kernel, split=chained)
                 error, allowed = launched.worst
                 if launched.failure:
                     return Measured(reason="wrong", failure=launched.failure, error=error, allowed=allowed)

@@ -10,7 +10,6 @@ from tvm.target import Target
 from tvm_comfuse.forms import Split
 from tvm_comfuse.relay_patterns.canonical import Canonical, canonicalize
 from tvm_comfuse.relay_patterns.cluster import Cluster
-from tvm_comfuse.relay_patterns.split_form import SplitForm
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.rows import RowsPlan
 from tvm_comfuse.target import is_cuda
@@ -35,7 +34,7 @@ class Unfused:
 
 def unfused(cluster: Cluster, split: Split, target: Target) -> Unfused:
     """What is built and called of a cluster's split form."""
-    form = split.plain
+    form = split.form if is_cuda(target) else split.plain
     whole = canonicalize(cluster)
     operands, outputs = _positions(whole)
     behind = 2 + len(whole.operands) + len(whole.outputs)
@@ -45,13 +44,13 @@ def unfused(cluster: Cluster, split: Split, target: Target) -> Unfused:
     gemm += [outputs.get(id(output), behind) for output in form.gemm.outputs]
     rows = [passed_on, *(operands[id(o)] for o in form.rows.operands), *(outputs[id(o)] for o in form.rows.outputs)]
     kernels = ((GEMM, tuple(gemm)), (ROWS, tuple(rows)))
-    chain = Chain(_module(form), kernels, cluster.anchor.columns, between.dtype)
-    return Unfused(_module(split.form) if is_cuda(target) else chain.module, chain, split.gemm, split.rows)
-
-
-def _module(form: SplitForm) -> tvm.IRModule:
     functions = {GEMM: form.gemm.func, ROWS: form.rows.func}
-    return tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
+    module = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
+    # the value between is the product, or what the first stage carries
+    block = "gemm" if between.node == cluster.graph.gemm else "stage_0"
+    rounded = block if between.dtype == cluster.anchor.dtype else ""
+    chain = Chain(kernels, cluster.anchor.columns, between.dtype, rounded)
+    return Unfused(module, chain, split.gemm, split.rows)
 
 
 def _positions(whole: Canonical) -> tuple[dict[int, int], dict[int, int]]:

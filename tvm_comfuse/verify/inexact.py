@@ -91,6 +91,17 @@ def of_plan(plan: Plan, spec: ClusterSpec) -> Inexact:
     )
 
 
+def of_model(spec: ClusterSpec) -> Inexact:
+    """What the model itself rounds: its product, unless that is in float32."""
+    return Inexact() if spec.wide_product else of_rounded("gemm", spec)
+
+
+def of_rounded(block: str, spec: ClusterSpec) -> Inexact:
+    """The value of a block that makes a carried value, or of ``gemm``, in the dtype of x for whoever reads it."""
+    readers = frozenset(name for blocks in spec.passes for name in blocks) - {block}
+    return Inexact(parkings=(Parking(block, readers, None, spec.n, spec.x_dtype),))
+
+
 def of_float32(blocks: Iterable[str]) -> Inexact:
     """What float32 brings: where a model subtracts numbers that are nearly the same, more than a rounding of the result."""
     return Inexact(packing=Packing(frozenset(blocks), "float32"))

@@ -12,16 +12,16 @@ import tvm
 from tvm.target import Target
 
 from tvm_comfuse.schedules.rows import spec_of
+from tvm_comfuse.schedules.spec import ClusterSpec
 from tvm_comfuse.target import is_cuda
 from tvm_comfuse.verify.dynamic import FACTOR, FLOAT32_ERROR, allowed, error, numpy_dtype, random_inputs
+from tvm_comfuse.verify.inexact import Inexact, of_model, of_rounded
 from tvm_comfuse.verify.reference import reference
 
 #: bytes of a guard band on either side of a tensor; a multiple of what TMA wants of addresses
 GUARD_BYTES = 4096
 #: what guard bands hold: as bf16, f16 and f32 a number that no kernel writes by chance in a row
 PATTERN = 0x5A
-#: relative error that no rounding in between may cost: more is another computation
-MOST_ROUNDING = 0.05
 
 
 @dataclass
@@ -94,19 +94,15 @@ def launch(func: Any, kernel: Callable[..., None], rows: int, seed: int, target:
 class Judge:
     """Random inputs of a cluster and what their exact results are, made once for any number of kernels.
 
-    func    its expressions give the float64 reference
-    rounds  for kernels that round in between: called with the inputs, gives exact results but for these roundings.  What they
-            cost may be the kernels' error too, twice
+    func     its expressions give the float64 reference
+    between  the block whose value is rounded between the kernels of a split form; "" if there is none
+
+    An output may have twice the error of rounding the exact result, or twice what it costs to round the product where the model
+    does; eager PyTorch's error is neither less than the one nor less than the other.  A split form may have twice what it costs
+    to round the value between, which the model rounds as well.
     """
 
-    def __init__(
-        self,
-        func: Any,
-        rows: int,
-        seed: int,
-        target: Target,
-        rounds: Callable[[list[np.ndarray], int], list[np.ndarray]] | None = None,
-    ):
+    def __init__(self, func: Any, rows: int, seed: int, target: Target, between: str = ""):
         self._device = "cuda" if is_cuda(target) else "cpu"
         spec = spec_of(func)
         arrays = random_inputs(func, rows, len(spec.outputs), seed)
@@ -120,30 +116,37 @@ class Judge:
             shape = [int(e) if isinstance(e, tvm.tirx.IntImm) else rows for e in param.shape]
             self.outputs[str(param.name)] = Guarded(shape, getattr(torch, output.dtype), self._device)
         exact = dict(zip(self.outputs, reference(func, arrays), strict=True))
-        self._allowed = {
+        least = {
             name: allowed(_rounded(expected, self.outputs[name].tensor.dtype), expected)
             for name, expected in exact.items()
         }
-        self._allowed_rounding = dict(self._allowed)
-        if rounds is not None:
-            for (name, expected), rounded in zip(exact.items(), rounds(arrays, len(exact)), strict=True):
-                most = min(FACTOR * error(rounded, expected) + FLOAT32_ERROR, MOST_ROUNDING)
-                self._allowed_rounding[name] = max(self._allowed[name], most)
+
+        def besides(inexact: Inexact) -> dict[str, float]:
+            rounded = zip(exact.items(), reference(func, arrays, inexact), strict=True)
+            return {
+                name: max(least[name], FACTOR * error(values, expected) + FLOAT32_ERROR)
+                for (name, expected), values in rounded
+            }
+
+        self._allowed = self._allowed_split = least
+        if isinstance(spec, ClusterSpec):
+            self._allowed = besides(of_model(spec))
+            self._allowed_split = besides(of_rounded(between, spec)) if between else self._allowed
         # compared where the outputs are: fetching them would take longer than the launch
         self._exact = {name: torch.from_numpy(expected).to(self._device) for name, expected in exact.items()}
 
-    def run(self, kernel: Callable[..., None], rounds: bool = False) -> Launch:
+    def run(self, kernel: Callable[..., None], split: bool = False) -> Launch:
         """One launch, with outputs poisoned before it.
 
         kernel  called with the function's parameters in order
-        rounds  whether it may round in between
+        split   whether it is the split form
         Raises what the launch raises.
         """
         self._reset()
         kernel(*(guarded.tensor for guarded in [*self.inputs.values(), *self.outputs.values()]))
         if self._device == "cuda":
             torch.cuda.synchronize()
-        result = Launch(allowed=dict(self._allowed_rounding if rounds else self._allowed))
+        result = Launch(allowed=dict(self._allowed_split if split else self._allowed))
         for name, guarded in self.outputs.items():
             result.errors[name] = _error(guarded.tensor, self._exact[name])
         result.overrun = [name for name, g in (self.inputs | self.outputs).items() if not g.intact]

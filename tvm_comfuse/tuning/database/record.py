@@ -71,6 +71,8 @@ def structure_of(spec: ClusterSpec) -> str:
     values = asdict(spec)
     for size in "mnk":
         del values[size]
+    if not spec.wide_product:
+        del values["wide_product"]  # as in records from before there was such a thing
     for operand in values["operands"]:
         del operand["name"]  # from the model; says nothing
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:_DIGITS]
