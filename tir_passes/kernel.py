@@ -21,27 +21,19 @@ from tvm_comfuse.schedules.registers import THREADS_OF_GROUP, role_registers
 from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms, rounds
 from tvm_comfuse.schedules.split import tail_blocks
 from tvm_comfuse.schedules.tails import packed_vectors
-from tvm_comfuse.tir_passes.emit import operands, ring
-from tvm_comfuse.tir_passes.emit.dsl import Cell, Expr, do, either, loop, named, registers, store, u32, when
+from tvm_comfuse.tir_passes.emit import ring, roles
+from tvm_comfuse.tir_passes.emit.dsl import Expr, do, either, loop, named, store, u32, when
 from tvm_comfuse.tir_passes.emit.exchange import slots_of_group
 from tvm_comfuse.tir_passes.emit.geometry import CtaPlace, Geometry
 from tvm_comfuse.tir_passes.emit.handover import Handover
-from tvm_comfuse.tir_passes.emit.mma import ALONE, MainLoop
-from tvm_comfuse.tir_passes.emit.producer import fill_ring, send_results
 from tvm_comfuse.tir_passes.emit.shared import ALIGNMENT, SharedLayout
 from tvm_comfuse.tir_passes.emit.staging import StagingTiles
-from tvm_comfuse.tir_passes.emit.stamps import FILL, MAIL, MEMORY, MMA, SEND, NoStamps, Stamps
-from tvm_comfuse.tir_passes.emit.steps import Steps
+from tvm_comfuse.tir_passes.emit.stamps import NoStamps, Stamps
 from tvm_comfuse.tir_passes.emit.tensormaps import quad_map, tensor_map
 from tvm_comfuse.tir_passes.emit.w_tiles import w_tiles
 from tvm_comfuse.tir_passes.emit.workspace import Workspace
 
 WARP_GROUP = THREADS_OF_GROUP
-#: named barriers from 1 on, one for each MMA warp group, order the main loops of the pingpong layout (0 is the CTA's); each
-#: has the threads of the warp group that gives the turn and of the one that waits for it
-ORDER_BARRIER, TURN_THREADS = 1, 2 * WARP_GROUP
-#: warp of the producer that waits for the mailboxes in global memory
-MAIL_WARP = 2
 #: attribute of a function with tags of its launch, and the tag of a cooperative one (names of TVM's runtime)
 LAUNCH_PARAMS, COOPERATIVE = "tirx.kernel_launch_params", "tirx.use_cooperative_launch"
 #: the tag of a programmatic dependent launch, as TVM's runtime spells it
@@ -164,9 +156,9 @@ class Kernel:
                 # one if with a branch for each role: ptxas raises a branch's register limit only in this form
                 with either(self.warp_group == 0) as (producer, others):
                     with producer:
-                        self._producer()
+                        roles.producer(self)
                     with others:
-                        self._others()
+                        roles.others(self)
                 self._epilogue()
                 self.stamps.last()
         tags = self._launch_tags()
@@ -297,157 +289,6 @@ class Kernel:
         if self.geometry.cluster_size > 1:
             do(T.ptx.barrier.cluster.arrive.release.aligned())
             do(T.ptx.barrier.cluster.wait.acquire.aligned())
-
-    def _producer(self) -> None:
-        do(T.ptx.setmaxnreg.dec.sync.aligned.u32(self.registers.producer))
-        with when(self.lane == 0):
-            with when(self.warp == 0):
-                self.stamps.role(FILL)
-                fill_ring(self)
-            if self.staging.store_tiles:
-                with when(self.warp == 1):
-                    self.stamps.role(SEND)
-                    send_results(self)
-            if self.plan.exchange == "grid":
-                with when(self.warp == MAIL_WARP):
-                    self.stamps.role(MAIL)
-                    self._await_mailboxes()
-        do(T.cuda.warp_sync())
-
-    def _await_mailboxes(self) -> None:
-        """Until this launch owns the mailboxes; the MMA warp groups find the tag base in shared memory."""
-        self.stamps.begin("mailboxes", 0)
-        base = Cell("uint32", "entered", self.workspace.enter(self.last_cta))
-        self.stamps.end("mailboxes", 0)
-        store(self.tag_word, base.value, 0)
-        ring.arrive(self.mail_ready, 0)
-
-    def _others(self) -> None:
-        if self.handover is None:
-            self._mma()
-            return
-        with either(self.warp_group <= self.plan.mma_groups) as (mma, memory):
-            with mma:
-                self._multiply()
-            with memory:
-                self._memory()
-
-    def _multiply(self) -> None:
-        """The life of an MMA warp group that hands its tiles over."""
-        assert self.handover is not None
-        do(T.ptx.setmaxnreg.inc.sync.aligned.u32(self.registers.mma))
-        self.stamps.role(MMA, self.group)
-        self.acc = registers([self.accumulators], "float32", "acc")
-        cursor = ring.Cursor(self.plan.pipeline_depth, 0, "read")
-        main_loop = MainLoop(self, self.group_row(self.group), self.group_column(self.group))
-        with loop(self.place.steps, "use") as use:
-            self.stamps.begin("main loop", use)
-            main_loop.run(cursor, use, lambda: None, ALONE)
-            self.stamps.end("main loop", use)
-            self.stamps.begin("hand over", use)
-            self.handover.give(use)
-            self.stamps.end("hand over", use)
-
-    def _memory(self) -> None:
-        """The life of the memory warp group: of every step the tiles of all MMA warp groups, one after the other."""
-        assert self.handover is not None
-        do(T.ptx.setmaxnreg.inc.sync.aligned.u32(self.registers.memory))
-        self.acc = registers([self.accumulators], "float32", "products")
-        self._load_inputs()
-        self._fill_vectors(T.int32(0), 1)
-        tiles = [Steps(self) for _ in range(self.plan.mma_groups)]
-        with loop(self.place.steps, "use") as use:
-            for group, steps in enumerate(tiles):
-                self._stand_for(group)
-                steps.ask(use)
-                self.stamps.begin("hand over", use)
-                self.handover.take(use)
-                self.stamps.end("hand over", use)
-                if group == 0:
-                    self._await_tags(use)
-                self._stages(steps, use, use)
-            # deferred: all partials are on their way before the first ones are waited for
-            for group, steps in enumerate(tiles):
-                self._stand_for(group)
-                steps.parked_tail(use)
-
-    def _stand_for(self, group: int) -> None:
-        """The memory warp group works on the tile of an MMA warp group."""
-        self.group = T.int32(group)
-        self.stamps.role(MEMORY, self.group)
-
-    def _load_inputs(self) -> None:
-        self.scalars = [self.real[b] for b in self.inputs("scalar")]
-        self.columns = [self.real[b] for b in self.inputs("row")]
-        self.scalar_cells = operands.load_scalars(self)
-
-    def _stages(self, steps: Steps, step: Expr, use: Expr) -> None:
-        """The stages of a step, but what is deferred."""
-        self.stamps.begin("head", use)
-        stages = steps.head(step, use)
-        self.stamps.end("head", use)
-        if not self.plan.defer:
-            self.stamps.begin("tail", use)
-            steps.row_values(stages, use)
-            steps.tail(stages, use)
-            self.stamps.end("tail", use)
-
-    def _mma(self) -> None:
-        """A warp group's life: its steps, each a main loop and the stages."""
-        do(T.ptx.setmaxnreg.inc.sync.aligned.u32(self.registers.mma))
-        self.stamps.role(MMA, self.group)
-        stride = self.geometry.steps_of_group
-        self.acc = registers([self.accumulators], "float32", "acc")
-        self._load_inputs()
-        self._fill_vectors(self.group, self.plan.mma_groups)
-        cursor = ring.Cursor(self.plan.pipeline_depth, 0, "read")
-        main_loop = MainLoop(self, self.group_row(self.group), self.group_column(self.group))
-        for group in range(1, stride):
-            with when(self.group == group):
-                cursor.advance(group * self.geometry.k_slots)
-        first = self.group if self.geometry.pingpong else T.int32(0)
-        steps = Steps(self)
-        with loop((self.place.steps - first + (stride - 1)) // stride, "use") as use:
-            step = use * stride + first
-            self._await_turn(step)
-            self.stamps.begin("main loop", use)
-            main_loop.run(cursor, step, lambda: self._give_turn(step), steps.company(step, use))
-            self.stamps.end("main loop", use)
-            if self.geometry.pingpong:
-                cursor.advance((stride - 1) * self.geometry.k_slots)
-            self._await_tags(use)
-            self._stages(steps, step, use)
-        steps.last_tail(self.place.steps)
-
-    def _fill_vectors(self, number: Expr, groups: int) -> None:
-        """The warp groups that run the stages, of which this is one, bring the vectors while the first slots are under way."""
-        if self.vectors:
-            threads, behind_turns = WARP_GROUP * groups, ORDER_BARRIER + self.plan.mma_groups
-            operands.fill_vectors(self, threads, number * WARP_GROUP + self.thread)
-            do(T.ptx.barrier.cta.sync.aligned(u32(behind_turns), u32(threads)))
-
-    def _await_tags(self, use: Expr) -> None:
-        """In front of a warp group's first exchange: until its launch owns the mailboxes in global memory and the tag base
-        is known.  In the exchange itself there is no register left for a wait."""
-        if self.plan.exchange == "grid":
-            with when(use == 0):
-                self.stamps.begin("mailboxes", use)
-                ring.wait(self.mail_ready, 0, 0)
-                self.stamps.end("mailboxes", use)
-
-    def _await_turn(self, step: Expr) -> None:
-        """Pingpong: the main loops of the warp groups in front come first, or this one would wait two phases ahead."""
-        if self.geometry.pingpong:
-            with when(step > 0):
-                self.stamps.begin("turn", step // self.geometry.steps_of_group)
-                do(T.ptx.barrier.cta.sync.aligned(u32(ORDER_BARRIER + self.group), u32(TURN_THREADS)))
-                self.stamps.end("turn", step // self.geometry.steps_of_group)
-
-    def _give_turn(self, step: Expr) -> None:
-        if self.geometry.pingpong:
-            with when(step + 1 < self.place.steps):
-                after = ORDER_BARRIER + (self.group + 1) % self.plan.mma_groups
-                do(T.ptx.barrier.cta.arrive.aligned(u32(after), u32(TURN_THREADS)))
 
     def _epilogue(self) -> None:
         """Nobody leaves while others may still write to its shared memory; the last CTA moves the tags on and gives the
