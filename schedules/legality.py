@@ -375,12 +375,12 @@ FORM: tuple[Clause, ...] = (positive, words, group_count, placements)
 CLAUSES: tuple[Clause, ...] = (
     the_cluster,
     tma_dtypes,
+    handover,
     tile_sizes,
     accumulators,
     box_rows,
     resident,
     groups,
-    handover,
     depth,
     memory,
     quads,

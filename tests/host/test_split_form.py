@@ -256,6 +256,19 @@ def test_measured_times_go_before_estimates(tmp_path: Path) -> None:
         database = Database.open(tmp_path / "others")
 
 
+def test_the_fastest_record_takes_the_time_of_the_split_form_from_another(tmp_path: Path) -> None:
+    """A folder of searches from before that was measured: `tune` and `compile` decide alike."""
+    database, module = Database.open(tmp_path / "records"), from_relax(OPS["layer_norm"].relax_module(24, 128, 64))
+    commit(database, function(), us=10.0)
+    commit(database, function(), us=12.0, number=18, split_us=9.0)
+    best = Database.open(database.path).query(function(), TARGET)
+    assert best is not None
+    assert best.both_us == pytest.approx((10.0, 9.0))
+    (matmul,) = fuse(module, TARGET, tuning_records=database, use_pretuned=False)[1].matmuls
+    assert matmul.forms is not None
+    assert (matmul.forms.chosen, matmul.forms.basis) == (SPLIT, MEASURED)
+
+
 def test_a_tuned_plan_with_a_bad_estimate_is_taken_all_the_same(tmp_path: Path) -> None:
     """It was measured to be faster than the plan without tuning, which is fused."""
     database, module = Database.open(tmp_path / "records"), from_relax(OPS["layer_norm"].relax_module(24, 128, 64))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -183,6 +185,16 @@ def test_an_interrupt_before_the_search_ends_it_too() -> None:
         assert (found.stopped, found.trials) == ("interrupt", 0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_in_the_midst_of_imports_ends_the_process() -> None:
+    code = (
+        "import os, signal, time\n"
+        "from tvm_comfuse.tuning.interrupt import ending_at_interrupts\n"
+        "with ending_at_interrupts(130):\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=50, check=False)
+    assert (ended.returncode, ended.stderr) == (130, b"")
 
 
 def test_ends_by_time_by_plans_and_by_patience(tmp_path: Path) -> None:

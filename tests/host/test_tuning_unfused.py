@@ -15,9 +15,11 @@ import tvm
 from split_examples import REDUCING
 from tuning_examples import TARGET, InstantBuilder, MadeUpRunner, done, made_up, search
 from tvm import relax
+from typer.testing import CliRunner
 
 import tvm_comfuse
 from tvm_comfuse.bench.ops import OPS
+from tvm_comfuse.cli.main import app
 from tvm_comfuse.cli.tune import table
 from tvm_comfuse.forms import FUSED, MEASURED, SPLIT
 from tvm_comfuse.frontend import from_relax
@@ -217,6 +219,17 @@ def test_the_faster_form_is_what_a_result_gives(tmp_path: Path) -> None:
     given = GivenPlans.of(json.loads(json.dumps(result.to_dict())))
     assert given.splits == {"b"}
     assert set(given.plans) == {"a", "c"}
+
+
+@pytest.mark.parametrize(("split_us", "said"), [(19.0, True), (21.0, False)])
+def test_the_command_says_where_two_kernels_win(monkeypatch: pytest.MonkeyPatch, split_us: float, said: bool) -> None:
+    task = TunedTask(("a", "b"), (1024, 256, 256), norm_plan(), 20.0, 25.0, split_us, 10.0, 8, {})
+    monkeypatch.setattr(
+        "tvm_comfuse.tuning.api.tune", lambda *_, **__: TuneResult("h200", (task,), "trials", records=Path("r"))
+    )
+    shown = CliRunner().invoke(app, ["tune", "model.py:build"])
+    assert shown.exit_code == 0, shown.output
+    assert ("a, b: two kernels take less time and are what compile takes" in shown.output) == said
 
 
 def norm_plan() -> Plan:

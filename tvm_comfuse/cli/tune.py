@@ -10,6 +10,7 @@ import typer
 
 from tvm_comfuse.cli.common import JsonFlag, Model, TargetOption, console, print_json, start
 from tvm_comfuse.tuning.arguments import seconds
+from tvm_comfuse.tuning.interrupt import ending_at_interrupts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 #: exit code after an interrupt, as shells give it
 INTERRUPTED = 130
 _REFRESH_HZ = 2
+#: the form of two kernels, see forms.py, which imports TVM
+SPLIT = "split"
 
 
 def address(text: str) -> tuple[str, int]:
@@ -63,10 +66,11 @@ def tune(
     json: JsonFlag = False,
 ) -> None:
     """Measure plans for the kernels of a model on this machine's GPU and keep the fastest whose numbers are right."""
-    start()
     budget = seconds(time_budget) if time_budget is not None else None
-    from tvm_comfuse.tuning.api import tune as tune_model
-    from tvm_comfuse.worker import Limits
+    with ending_at_interrupts(INTERRUPTED):
+        start()
+        from tvm_comfuse.tuning.api import tune as tune_model
+        from tvm_comfuse.worker import Limits
 
     display = _Display(quiet=json)
     with display.live:
@@ -93,6 +97,9 @@ def tune(
             display.out.print(f"not tuned: {refusal}")
         if not result.note:
             display.end()
+        for task in result.tasks:
+            if task.form == SPLIT:
+                display.out.print(f"{', '.join(task.matmuls)}: two kernels take less time and are what compile takes")
         display.out.print(_last_line(model, target, result), soft_wrap=True)
     if result.stopped == "interrupt":
         raise typer.Exit(INTERRUPTED)
@@ -180,7 +187,8 @@ def _last_line(model: str, target: str, result: Any) -> str:
     if result.note:
         return f"{result.note}; see `comfuse explain {model}`"
     if not result.plans:
-        return "no plan was found; the default ones stay"
+        sooner = "; give it a longer --time-budget" if result.stopped == "time" else ""
+        return f"no plan was found, ended: {result.stopped}; the default ones stay{sooner}"
     if result.records is None:
         return "nothing was kept; give --tuning-records FOLDER to keep and use the plans"
     return f"to use them: comfuse compile {model} -o model.so --target {target} --tuning-records {result.records}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -26,6 +27,19 @@ def noting_interrupts(noted: threading.Event) -> Iterator[None]:
         noted.set()
 
     signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def ending_at_interrupts(code: int) -> Iterator[None]:
+    """Inside, SIGINT ends the process at once with an exit code.
+
+    For imports, which leave half a module behind where an exception breaks them off; nothing is to be lost there yet.
+    """
+    before = signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(code))
     try:
         yield
     finally:

@@ -93,12 +93,19 @@ class Database:
         func  canonical, not scheduled
         rows  where M is symbolic, the number of rows to be good at: of the records' buckets the nearest is taken;
               the largest one if None
+
+        If another record of the same rows has the time of the split form and the fastest one has not, it is added to that.
         """
         near = self.answers(Shape.of(analyze(func)), target)
         wanted = workload_module(func)
         # compared, not hashed: TVM's structural hash was seen to differ for equal expressions
         lines = {line for line in {record.entry.workload for record in near} if is_workload(line, wanted)}
-        return fastest(in_bucket([record for record in near if record.entry.workload in lines], rows))
+        bucket = in_bucket([record for record in near if record.entry.workload in lines], rows)
+        best = fastest(bucket)
+        if best is None or best.both_us is not None:
+            return best
+        split_us = next((record.both_us[1] for record in bucket if record.both_us is not None), None)
+        return best if split_us is None else best.with_split(split_us)
 
     def answers(self, shape: Shape, target: Target) -> list[Record]:
         """Believed records for a target of clusters with this shape.  They may still differ in constants."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -159,6 +159,11 @@ class Record:
         """Microseconds of the record's kernel and of the cluster's split form; None if that was not measured."""
         split = self.evidence.split_us if self.evidence else None
         return (self.seconds * 1e6, split) if split is not None and _is_time(split) else None
+
+    def with_split(self, split_us: float) -> Record:
+        """The record with a time of the split form that another one of the same rows has."""
+        evidence = {**(self.entry.evidence or {}), "split_us": split_us}
+        return Record(self.binding, replace(self.entry, evidence=evidence))
 
     @cached_property
     def plan(self) -> Plan | None:
