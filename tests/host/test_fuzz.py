@@ -38,7 +38,7 @@ EXAMPLES, SEED = 200, 0
 MET = {
     "discovery": 200,
     "static": 200,
-    "interpreter": 70,
+    "interpreter": 60,
     "llvm": 40,
     "module": 5,
     "cooperative": 60,

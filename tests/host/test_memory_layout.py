@@ -61,10 +61,17 @@ def test_numbers_and_protocol(plan: Plan, op: str, m: int, n: int, k: int, slow:
     assert_right(function(op, m, n, k, plan), m, 1, slow)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_twin_of_a_large_kernel_is_verified(dtype: str) -> None:
-    plan = replace(GRID, tile_n=192, pipeline_depth=4, ctas=132, packed_tail=True, dependent_launch=True, defer=True)
-    result = verify_kernel("o", function("rms_norm", 8192, 2304, 2048, plan, dtype), H200, seeds=(0,))
+@pytest.mark.parametrize(
+    ("dtype", "n", "change"),
+    [
+        ("bfloat16", 2304, {"tile_n": 192, "pipeline_depth": 4, "ctas": 132}),
+        ("float16", 2048, {"tile_n": 128, "pipeline_depth": 5, "ctas": 128}),
+    ],
+    ids=["gemma2", "olmo2"],
+)
+def test_twin_of_a_large_kernel_is_verified(dtype: str, n: int, change: dict[str, Any]) -> None:
+    plan = replace(GRID, packed_tail=True, dependent_launch=True, defer=True, **change)
+    result = verify_kernel("o", function("rms_norm", 8192, n, 2048, plan, dtype), H200, seeds=(0,))
     assert result.findings == ()
     assert result.interleavings > 3
 

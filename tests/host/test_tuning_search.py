@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tuning_examples import TARGET, InstantBuilder, MadeUpRunner, made_up, search, space_of, task
@@ -20,9 +22,11 @@ from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.tuning.database import Database
 from tvm_comfuse.tuning.interrupt import noting_interrupts
 from tvm_comfuse.tuning.log import Log
+from tvm_comfuse.tuning.measurer import Measured
 from tvm_comfuse.tuning.record import DatabaseStore, MemoryStore
 from tvm_comfuse.tuning.search import BATCH
 from tvm_comfuse.tuning.strategy import family, pick
+from tvm_comfuse.tuning.task import Task
 
 SMALL = ("layer_norm", 1024, 256, 256)
 
@@ -227,8 +231,13 @@ def test_trials_go_where_a_model_spends_its_time() -> None:
     large, small = task("layer_norm", 16384, 768, 768, "large"), task("layer_norm", 1024, 256, 256, "small")
     many = task("bias_gelu", 1024, 256, 256, "many")
     many.matmuls += ["second", "third"]
-    runner = MadeUpRunner(lambda plan, _: 1.0 * plan.ctas)
-    found = search(InstantBuilder(), runner, trials=64)
+
+    class ByRows(MadeUpRunner):
+        def submit(self, what: Task, *options: Any, **more: Any) -> Future[Measured]:
+            self.us = lambda plan, _: float(what.rows) ** 0.5
+            return super().submit(what, *options, **more)
+
+    found = search(InstantBuilder(), ByRows(lambda *_: 0.0), trials=64)
     found.run([large, small, many])
     trials = {progress.task.matmuls[0]: progress.trials for progress in found.progress}
     assert sum(trials.values()) == 64
