@@ -39,14 +39,15 @@ def exchange(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]
 
 
 def cluster(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
-    """cluster_n is the CTAs of a row for exchange=cluster and 1 otherwise; the device runs clusters of that size."""
-    wanted = row_parts(plan, spec) if plan.exchange == "cluster" else 1
-    if plan.cluster_n != wanted:
+    """cluster_n is the CTAs of a row for exchange=cluster, a divisor of them where they share A, and 1 otherwise; the device
+    runs clusters of that size."""
+    good = clusters_n(plan, spec)
+    if plan.cluster_n not in good:
         yield Refusal(
             "cluster-n",
-            "cluster_n must be the CTAs of a row for exchange=cluster, and 1 otherwise",
-            {"cluster_n": plan.cluster_n, "needed": wanted, "exchange": plan.exchange},
-            f"set cluster_n to {wanted}",
+            "cluster_n must be the CTAs of a row for exchange=cluster, a divisor of them above 1 if they share A, and 1 otherwise",
+            {"cluster_n": plan.cluster_n, "possible": good, "exchange": plan.exchange, "share_a": plan.share_a},
+            f"set cluster_n to {' or '.join(map(str, good))}" if good else "set share_a to false",
         )
     size = plan.cluster_m * plan.cluster_n
     if size > MAX_CLUSTER or not device.clusters(size):
@@ -56,6 +57,16 @@ def cluster(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
             {"cluster_m": plan.cluster_m, "cluster_n": plan.cluster_n},
             "lower cluster_m, or exchange through the grid",
         )
+
+
+def clusters_n(plan: Plan, spec: ClusterSpec) -> list[int]:
+    """What cluster_n may be; [] if nobody is there to share A."""
+    parts = row_parts(plan, spec)
+    if plan.exchange == "cluster":
+        return [parts]
+    if not plan.share_a:
+        return [1]
+    return [count for count in range(2, MAX_CLUSTER // plan.cluster_m + 1) if parts % count == 0]
 
 
 def grid(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:

@@ -49,6 +49,12 @@ def w_box_rows(plan: Plan, w_layout: str) -> int:
     return QUAD_COLUMNS if plan.w_order == "quads" and equal % QUAD_COLUMNS else equal
 
 
+def a_box_rows(plan: Plan) -> int:
+    """Rows of one TMA box of x; CTAs that share A load boxes in turns, so there are as many or, to be equal, a few more."""
+    rows = slot_rows(plan)[0]
+    return rows >> (plan.cluster_n - 1).bit_length() if plan.share_a else rows
+
+
 def w_part_bytes(spec: ClusterSpec, columns: int, tile_k: int) -> int:
     """A CTA's columns of W over all of K, in tiles of tile_k."""
     return math.ceil(spec.k / tile_k) * tile_k * columns * HALF_BYTES

@@ -47,7 +47,7 @@ class Plan:
     exchange         scope of the row values; ``none`` without a row reduction, ``warp`` if one warp group's tile has
                      the whole row
     cluster_m        CTAs along M that share W by TMA multicast
-    cluster_n        CTAs along N that exchange row values through distributed shared memory (exchange = cluster);
+    cluster_n        CTAs along N that exchange row values through distributed shared memory (exchange = cluster) or share A;
                      1 otherwise
     ctas             CTAs of the persistent grid
     operands         placement of each [M, N] operand, in the order of the function's parameters
@@ -64,6 +64,7 @@ class Plan:
                      than one main loop; 2 in the others
     dependent_launch start before the kernel in front in the stream has ended, and wait for it behind the prologue
                      (programmatic dependent launch)
+    share_a          the CTAs along N of a thread block cluster share A by TMA multicast
     walk             ``columns``: a CTA keeps its columns; ``tiles``: CTAs take turns at all tiles (schedules/walk.py)
     packed_tail      the arithmetic behind the last exchange in packed half precision: one instruction for two neighbours,
                      which rounds each intermediate result
@@ -90,6 +91,7 @@ class Plan:
     dependent_launch: bool = False
     packed_tail: bool = False
     walk: str = "columns"
+    share_a: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values."""
@@ -106,6 +108,7 @@ class Plan:
         groups += f" of {self.mma_groups} groups" if self.mma_groups != COOPERATIVE_GROUPS else ""
         resident = ", W resident" if self.w_resident else ""
         cluster = f", cluster {self.cluster_m}x{self.cluster_n}" if self.cluster_m * self.cluster_n > 1 else ""
+        cluster += " sharing A" if self.share_a else ""
         return (
             f"{self.tile_m}x{self.tile_n}x{self.tile_k}, depth {self.pipeline_depth}, {self.layout}{groups}{resident}, "
             f"exchange {self.exchange}{cluster}, {self.ctas} CTA{'s' if self.ctas > 1 else ''}"

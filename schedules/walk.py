@@ -48,6 +48,13 @@ def walk(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
             {"vectors": len(spec.col_operands), "w_resident": plan.w_resident},
             f"set walk to {COLUMNS}",
         )
+    if plan.share_a:
+        yield Refusal(
+            "walk-share",
+            "CTAs that share A keep their columns",
+            {"share_a": plan.share_a},
+            f"set walk to {COLUMNS}, or share_a to false",
+        )
 
 
 def band_parts(plan: Plan, spec: ClusterSpec) -> int:

@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as frames
 
-from tvm_comfuse.schedules.footprint import w_box_rows
+from tvm_comfuse.schedules.footprint import a_box_rows, w_box_rows
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.registers import THREADS_OF_GROUP, role_registers
 from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms, rounds
@@ -183,7 +183,7 @@ class Kernel:
 
     def _tensor_maps(self) -> None:
         plan = self.plan
-        self.a_map = tensor_map("a_map", self.x, self.geometry.unit_rows)
+        self.a_map = tensor_map("a_map", self.x, a_box_rows(plan))
         w_map = quad_map if plan.w_order == "quads" else tensor_map
         self.w_map = w_map("w_map", self.w, w_box_rows(plan, self.spec.w_layout))
         self.staging.bind(self.real, self.func.params, plan.tile_m)
@@ -255,7 +255,7 @@ class Kernel:
         with when(self.cta_thread == 0):
             for slot in range(self.plan.pipeline_depth):
                 ring.init(self.full, slot, 1)
-                ring.init(self.empty, slot, consumers * self.plan.cluster_m)
+                ring.init(self.empty, slot, consumers * self.geometry.slot_writers)
             self.w_tiles.init()
             if self.handover is not None:
                 self.handover.init()

@@ -62,6 +62,16 @@ class Geometry:
         return self.plan.cluster_m * self.plan.cluster_n
 
     @property
+    def slot_writers(self) -> int:
+        """CTAs that write to a pipeline slot: those that share W and those that share A, this one among them."""
+        return self.plan.cluster_m + (self.plan.cluster_n - 1 if self.plan.share_a else 0)
+
+    @property
+    def row_clusters(self) -> int:
+        """Thread block clusters that share a row."""
+        return self.parts // self.plan.cluster_n
+
+    @property
     def k_slots(self) -> int:
         """Pipeline slots that one step fills."""
         return -(-self.spec.k // self.plan.tile_k)
@@ -89,9 +99,16 @@ class CtaPlace:
     @property
     def part(self) -> Expr:
         """Index of this CTA's columns among `parts`."""
-        if self.geometry.plan.cluster_n > 1:
-            return self.rank // self.geometry.plan.cluster_m
-        return self.cluster % self.geometry.parts
+        clusters = self.geometry.row_clusters
+        if clusters == 1:
+            return self.seat
+        first = self.cluster % clusters
+        return first * self.geometry.plan.cluster_n + self.seat if self.geometry.plan.cluster_n > 1 else first
+
+    @property
+    def seat(self) -> Expr:
+        """Index of this CTA among the cluster_n that have the same rows."""
+        return self.rank // self.geometry.plan.cluster_m
 
     @property
     def share(self) -> Expr:
@@ -101,10 +118,7 @@ class CtaPlace:
     @property
     def first_row_group(self) -> Expr:
         """Row group of the CTA with share 0."""
-        cluster_m = self.geometry.plan.cluster_m
-        if self.geometry.plan.cluster_n > 1:
-            return self.cluster * cluster_m
-        return (self.cluster // self.geometry.parts) * cluster_m
+        return (self.cluster // self.geometry.row_clusters) * self.geometry.plan.cluster_m
 
     @property
     def row_group(self) -> Expr:
@@ -166,4 +180,14 @@ class CtaPlace:
 
     def peer(self, share: Expr) -> Expr:
         """Cluster rank of the CTA with the same columns and another share."""
-        return (self.rank // self.geometry.plan.cluster_m) * self.geometry.plan.cluster_m + share
+        return self.seat * self.geometry.plan.cluster_m + share
+
+    def writer(self, index: Expr) -> Expr:
+        """Cluster rank of CTA number `index` of the slot_writers: first those with the same columns, then those with the same
+        rows."""
+        cluster_m = self.geometry.plan.cluster_m
+        if not self.geometry.plan.share_a:
+            return self.peer(index)
+        other = index - cluster_m
+        seat = other + T.cast(other >= self.seat, "int32")
+        return T.Select(index < cluster_m, self.peer(index), seat * cluster_m + self.share)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from tvm_comfuse.schedules.footprint import w_box_rows
+from tvm_comfuse.schedules.footprint import a_box_rows, slot_rows, w_box_rows
 from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS, QUAD_COLUMNS
 from tvm_comfuse.tir_passes.emit.dsl import do, loop, rolled, when
 from tvm_comfuse.tir_passes.emit.instructions import MULTICAST, TMA_LOAD, TMA_LOAD_5D, TMA_PREFETCH, TMA_STORE
@@ -24,7 +24,8 @@ Expr = Any
 
 
 def fill_ring(kernel: Any) -> None:
-    """Warp 0: for each step and slot, wait until it is empty, arm it, load A and, where it is due, this CTA's share of B."""
+    """Warp 0: for each step and slot, wait until it is empty, arm it, load A and B, or this CTA's
+    shares of them, where they are due."""
     geometry, plan, place = kernel.geometry, kernel.plan, kernel.place
     cursor = Cursor(plan.pipeline_depth, 1, "fill")
     turn = _turn(kernel)
@@ -38,7 +39,7 @@ def fill_ring(kernel: Any) -> None:
             base = cursor.slot.value * kernel.layout.slot_bytes
             barrier = kernel.full.ptr_to([cursor.slot.value])
             depth = k * plan.tile_k
-            do(T.ptx[TMA_LOAD](kernel.smem.ptr_to([base]), _address(kernel.a_map), depth, place.row(step), barrier))
+            _load_a(kernel, step, base, depth, barrier)
             with kernel.w_tiles.filled(step, k, cursor.slot.value, barrier) as (b_base, b_barrier):
                 _load_b(kernel, step, b_base, depth, b_barrier)
             _bring_operands(kernel, step, k)
@@ -51,6 +52,22 @@ def _turn(kernel: Any) -> Callable[[Expr, str], AbstractContextManager[Expr]]:
     """The kind of the role's loops: unrolled, addresses of several rounds would not fit into the registers that more MMA warp
     groups leave it."""
     return rolled if kernel.plan.mma_groups > COOPERATIVE_GROUPS else loop
+
+
+def _load_a(kernel: Any, step: Expr, base: Expr, depth: Expr, barrier: Expr) -> None:
+    """A: boxes of rows; the CTAs that share A take turns at them."""
+    plan, place = kernel.plan, kernel.place
+    rows = a_box_rows(plan)
+    for index in range(slot_rows(plan)[0] // rows):
+        target = kernel.smem.ptr_to([base + index * rows * ATOM_BYTES])
+        at = depth, place.row(step) + index * rows
+        if not plan.share_a:
+            do(T.ptx[TMA_LOAD](target, _address(kernel.a_map), *at, barrier))
+            continue
+        with when(place.seat == index % plan.cluster_n):
+            everyone = sum(1 << seat * plan.cluster_m for seat in range(plan.cluster_n))
+            mask = T.cast(T.uint32(everyone) << T.cast(place.share, "uint32"), "uint16")
+            do(T.ptx[TMA_LOAD + MULTICAST](target, _address(kernel.a_map), *at, barrier, mask))
 
 
 def _load_b(kernel: Any, step: Expr, base: Expr, depth: Expr, barrier: Expr) -> None:

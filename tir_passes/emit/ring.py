@@ -71,9 +71,9 @@ def wait(barrier: Any, index: Expr, parity: Expr) -> None:
 
 def release(empty: Any, slot: Expr, thread: Expr, place: Any) -> None:
     """One warp group gives a slot back: to its own CTA, and to those whose multicast wrote to it."""
-    cluster_m = place.geometry.plan.cluster_m
-    with when(thread < cluster_m):
-        if cluster_m == 1:
+    writers = place.geometry.slot_writers
+    with when(thread < writers):
+        if writers == 1:
             arrive(empty, slot)
         else:
-            arrive_at(empty.ptr_to([slot]), place.peer(thread))
+            arrive_at(empty.ptr_to([slot]), place.writer(thread))

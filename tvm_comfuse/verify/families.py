@@ -143,6 +143,25 @@ FAMILIES = (
         192,
         replace(_QUADS, tile_n=96, exchange="none", cluster_m=2, ctas=6, walk="tiles"),
     ),
+    Family("share_a_cluster", "layer_norm", 384, 128, 192, replace(_BASE, share_a=True)),
+    # clusters of two by two, two of which share a row
+    Family(
+        "share_a_grid",
+        "layer_norm",
+        640,
+        512,
+        192,
+        replace(_QUADS, cluster_m=2, cluster_n=2, ctas=8, share_a=True, packed_tail=True),
+    ),
+    # three CTAs take turns at four boxes of A
+    Family(
+        "share_a_pingpong",
+        "layer_norm",
+        320,
+        168,
+        136,
+        replace(_PINGPONG, exchange="cluster", cluster_n=3, ctas=3, w_resident=True, share_a=True),
+    ),
     Family("memory_grid", "layer_norm", 384, 256, 192, replace(_MEMORY, packed_tail=True)),
     Family("memory_deferred", "rms_norm", 300, 224, 192, replace(_MEMORY, defer=True, packed_tail=True)),
     Family("memory_multicast", "rms_norm", 640, 256, 192, replace(_MEMORY, cluster_m=2, ctas=4)),

@@ -78,7 +78,9 @@ def _rows_twin(func: tirx.PrimFunc) -> Twin:
 def _parts(plan: Plan, spec: ClusterSpec) -> int:
     parts = -(-spec.n // plan.cta_columns)
     turns = parts * plan.groups_n >= SECOND_TURN and plan.exchange in ("cluster", "grid")
-    return min(parts, -(-SECOND_TURN // plan.groups_n) if turns else PARTS)
+    fewer = min(parts, -(-SECOND_TURN // plan.groups_n) if turns else PARTS)
+    whole = plan.cluster_n if plan.exchange != "cluster" else 1  # those that share A stay together
+    return -(-fewer // whole) * whole
 
 
 def _columns(plan: Plan, spec: ClusterSpec) -> int:
