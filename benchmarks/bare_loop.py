@@ -37,6 +37,7 @@ from tvm_comfuse.schedules.spec import ClusterSpec, analyze
 from tvm_comfuse.schedules.walk import walks
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.tuning.builder import Builder
+from tvm_comfuse.tuning.database.database import workload_module
 from tvm_comfuse.verify.twin import rebuild
 
 #: plans that take turns with mm
@@ -116,7 +117,7 @@ def product_of(row: suites.Row) -> Product:
     split, _ = fuse(module, parse_target("cuda"), form="split")
     functions = [func for _, func in split.functions_items() if isinstance(func, tirx.PrimFunc)]
     (scheduled,) = (func for func in functions if not is_rows(func))
-    func = rebuild(scheduled, analyze(scheduled), row.M, row.N, row.K)
+    func = workload_module(rebuild(scheduled, analyze(scheduled), row.M, row.N, row.K))["main"]
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
     sets = timing.make_sets(OPS[BARE], row.M, row.N, row.K, row.dtype, l2_bytes=l2)
     out = torch.empty((row.M, row.N), dtype=sets[0][0].dtype, device="cuda")
