@@ -81,34 +81,48 @@ def main() -> None:
 def measure(row: suites.Row, count: int, builder: Builder) -> dict[str, Any]:
     """One shape."""
     product = product_of(row)
-    plans = kinds(product.spec, count)
-    functions = [schedule(product.func, H200, plan) for plan in plans]
-    builds = [builder.submit(func) for func in functions]
-    calls = {plan: _call(build.result().library, product) for plan, build in zip(plans, builds, strict=True)}
+    calls = built(kinds(product.spec, count), product, builder)
     once = {plan: timing.time_call(call, product.sets) for plan, call in calls.items()}
-    best = sorted(plans, key=once.__getitem__)[:FINALISTS]
-    turns: dict[str, Callable[..., Any]] = {plan.short(): calls[plan] for plan in best} | {"mm": mm_call}
-    captured = {name: timing.capture(call, product.sets) for name, call in turns.items()}
-    found = timing.in_turns({name: graph.measure for name, graph in captured.items()})
-    for graph in captured.values():
-        graph.release()
-    times = {name: each for name, each in found.items() if not isinstance(each, Exception)}
-    mm = timing.median(times["mm"])
-    first = min((plan for plan in best), key=lambda plan: timing.median(times[plan.short()]))
-    us = timing.median(times[first.short()])
+    best = sorted(calls, key=once.__getitem__)[:FINALISTS]
+    alone = built([replace(plan, dependent_launch=False) for plan in best], product, builder)
+    found = in_turns({plan: calls[plan] for plan in best} | alone | {"mm": mm_call}, product.sets)
+    us = {plan: timing.median(times) for plan, times in found.items()}
+    first, late = (min(plans, key=us.__getitem__) for plans in (best, alone))
     return {
         "row": row.label,
         "M": row.M,
         "N": row.N,
         "K": row.K,
-        "us": us,
-        "mm_us": mm,
-        "over_mm": round(us / mm, 4),
-        "plan": first.to_dict(),
-        "rounds": times,
-        "once": {plan.short(): round(value, 2) for plan, value in once.items()},
+        "us": us[first],
+        "independent_us": us[late],
+        "mm_us": us["mm"],
+        "over_mm": round(us[first] / us["mm"], 4),
+        "independent_over_mm": round(us[late] / us["mm"], 4),
         "error": _error(calls[first], product),
+        "plan": first.to_dict(),
+        "independent_plan": late.to_dict(),
+        "rounds": {_name(plan): [round(value, 2) for value in times] for plan, times in found.items()},
+        "once": {_name(plan): round(value, 2) for plan, value in once.items()},
     }
+
+
+def built(plans: list[Plan], product: Product, builder: Builder) -> dict[Any, Callable[..., None]]:
+    """What is called, by plan."""
+    builds = [builder.submit(schedule(product.func, H200, plan)) for plan in plans]
+    return {plan: _call(build.result().library, product) for plan, build in zip(plans, builds, strict=True)}
+
+
+def in_turns(calls: dict[Any, Callable[..., Any]], sets: list[list[torch.Tensor]]) -> dict[Any, list[float]]:
+    """Microseconds of each call, a time for each round."""
+    captured = {name: timing.capture(call, sets) for name, call in calls.items()}
+    found = timing.in_turns({name: graph.measure for name, graph in captured.items()})
+    for graph in captured.values():
+        graph.release()
+    return {name: times for name, times in found.items() if not isinstance(times, Exception)}
+
+
+def _name(plan: Any) -> str:
+    return plan.short() if isinstance(plan, Plan) else str(plan)
 
 
 def product_of(row: suites.Row) -> Product:
@@ -134,12 +148,10 @@ def kinds(spec: ClusterSpec, count: int) -> list[Plan]:
 def _every(spec: ClusterSpec) -> Iterator[Plan]:
     """The candidates with every walk, and with A shared."""
     for plan in candidates(spec, H200):
-        for walk in walks(spec):
-            made = replace(plan, walk=walk)
-            yield replace(made, ctas=persistent_ctas(made, spec, H200))
+        varied = [replace(plan, walk=walk) for walk in walks(spec)]
         shared = replace(plan, walk=walks(spec)[0], share_a=True)
-        for cluster_n in clusters_n(shared, spec):
-            made = replace(shared, cluster_n=cluster_n)
+        varied += [replace(shared, cluster_n=cluster_n) for cluster_n in clusters_n(shared, spec)]
+        for made in varied:
             made = replace(made, ctas=persistent_ctas(made, spec, H200))
             if not legality(made, spec, H200):
                 yield made
@@ -160,7 +172,8 @@ def _error(call: Callable[..., None], product: Product) -> float:
 
 def line(row: dict[str, Any]) -> str:
     """A row of the table."""
-    return f"{row['row']:28}{row['us']:9.1f}{row['mm_us']:9.1f}{row['over_mm']:7.3f}  {Plan.from_dict(row['plan']).short()}"
+    numbers = f"{row['us']:9.1f}{row['mm_us']:9.1f}{row['over_mm']:7.3f}{row['independent_over_mm']:7.3f}"
+    return f"{row['row']:28}{numbers}  {Plan.from_dict(row['plan']).short()}"
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def cluster(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:
     if plan.cluster_n not in good:
         yield Refusal(
             "cluster-n",
-            "cluster_n must be the CTAs of a row for exchange=cluster, a divisor of them above 1 if they share A, and 1 otherwise",
+            "cluster_n must be the CTAs of a row for exchange=cluster, a divisor of them if they share A, and 1 otherwise",
             {"cluster_n": plan.cluster_n, "possible": good, "exchange": plan.exchange, "share_a": plan.share_a},
             f"set cluster_n to {' or '.join(map(str, good))}" if good else "set share_a to false",
         )

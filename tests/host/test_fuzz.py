@@ -56,6 +56,7 @@ MET = {
     "symbolic": 40,
     "ragged N": 30,
     "multicast": 20,
+    "shared A": 10,
     "resident W": 20,
     "deferred": 10,
     "quads": 25,

@@ -60,6 +60,9 @@ CHANGES = [
     ({"exchange": "cta"}, "exchange-scope"),
     ({"exchange": "cluster"}, "cluster-n"),
     ({"cluster_n": 4}, "cluster-n"),
+    ({"share_a": True}, "cluster-n"),
+    ({"share_a": True, "cluster_n": 3}, "cluster-n"),
+    ({"share_a": True, "cluster_n": 4, "cluster_m": 4, "ctas": 128}, "cluster-n"),
     ({"exchange": "cluster", "cluster_n": 4, "cluster_m": 4}, "cluster-size"),
     ({"cluster_m": 5}, "multicast-box"),
     ({"ctas": 136}, "co-residency"),
@@ -76,6 +79,15 @@ def test_one_change_is_refused(change: dict, code: str) -> None:
     for refusal in refusals:
         assert refusal.numbers
         assert refusal.remedy
+
+
+def test_who_shares_a() -> None:
+    # a row of GRID is four CTAs: all of them, or two by two
+    for cluster_n in (2, 4):
+        assert legality(replace(GRID, share_a=True, cluster_n=cluster_n, ctas=128), SPEC, H200) == []
+    assert legality(replace(CLUSTER, share_a=True), SPEC, H200) == []
+    (refusal,) = legality(replace(GRID, share_a=True, cluster_n=4, ctas=132), SPEC, H200)
+    assert refusal.code == "co-residency"
 
 
 def test_a_resident_w_is_not_shared_and_has_to_fit() -> None:

@@ -42,7 +42,7 @@ _BOOSTER = {
     "nthread": 1,
 }
 _ROUNDS = 120
-_VERSION = 4
+_VERSION = 5
 
 
 class CostModelWarning(UserWarning):

@@ -54,6 +54,7 @@ class Summary:
         kinds = [plan.layout, f"exchange {plan.exchange}", example.model.dtype, f"w {example.model.layout}"]
         kinds += ["cut short"] * bool(outcome.stops) + ["symbolic"] * example.model.symbolic
         kinds += ["ragged N"] * (outcome.spec.n % plan.cta_columns != 0) + ["multicast"] * (plan.cluster_m > 1)
+        kinds += ["shared A"] * plan.share_a
         kinds += [f"stages {min(len(outcome.spec.stages), 5)}", f"results {min(len(outcome.spec.outputs), 4)}"]
         kinds += ["tma operand"] * ("tma" in plan.operands) + ["tma store"] * ("tma" in plan.store)
         kinds += ["resident W"] * plan.w_resident + ["deferred"] * plan.defer + ["quads"] * (plan.w_order == "quads")

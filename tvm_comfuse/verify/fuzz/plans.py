@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from tvm_comfuse.schedules.co_residency import MAX_CLUSTER
+from tvm_comfuse.schedules.co_residency import MAX_CLUSTER, clusters_n
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import COOPERATIVE_GROUPS, QUAD_COLUMNS, Plan
@@ -45,6 +45,7 @@ class Choice:
     packed            wished for; nothing of it where the tail does not go with it
     narrow            tiles are a group of quads narrower; of other orders they are not
     in_turn           CTAs take turns at all tiles, where the cluster can have it
+    share             CTAs of a row share A, where some of them fit into a thread block cluster and keep their columns
     groups            MMA warp groups wished for; fewer where they do not fit, two in the cooperative layout
     operands, stores  bit n: tensor n does not go by TMA; a float32 one never does
     """
@@ -72,6 +73,7 @@ class Choice:
     packed: bool = False
     narrow: bool = False
     in_turn: bool = False
+    share: bool = False
 
     def tile_n(self, w_order: str) -> int:
         """Columns of a tile."""
@@ -135,7 +137,7 @@ def _plan(choice: Choice, spec: ClusterSpec, cluster_m: int, tile_n: int) -> Pla
     in_turn = choice.in_turn and TURNS in walks(spec)
     if in_turn:
         step = cluster_m
-    return Plan(
+    plan = Plan(
         tile_m=tile_m,
         tile_n=tile_n,
         tile_k=TILE_K,
@@ -155,6 +157,10 @@ def _plan(choice: Choice, spec: ClusterSpec, cluster_m: int, tile_n: int) -> Pla
         fast_math=choice.fast,
         dependent_launch=choice.dependent,
     )
+    sharing = replace(plan, share_a=True)
+    if not choice.share or in_turn or not clusters_n(sharing, spec):
+        return plan
+    return replace(sharing, cluster_n=clusters_n(sharing, spec)[0])
 
 
 def _placed(tensors: Any, bits: int) -> tuple[str, ...]:

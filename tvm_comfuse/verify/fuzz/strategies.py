@@ -112,6 +112,7 @@ def choices() -> st.SearchStrategy[Choice]:
         packed=st.booleans(),
         narrow=st.booleans(),
         in_turn=st.booleans(),
+        share=st.booleans(),
         groups=st.integers(2, 4),
     )
 
