@@ -72,10 +72,16 @@ def main() -> None:
             rows.append(measure(row, options.plans, builder))
             print(line(rows[-1]), flush=True)
             if options.json:
-                about = {"commit": commit(), "device": device_name(), "versions": environment()}
-                about["date"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-                protocol = {"protocol": timing.PROTOCOL}
-                options.json.write_text(json.dumps({**about, **protocol, "rows": rows}, indent=1) + "\n")
+                options.json.write_text(report(rows))
+
+
+def report(rows: list[dict[str, Any]]) -> str:
+    """JSON, a line for each shape."""
+    about = {"commit": commit(), "device": device_name(), "versions": environment(), "protocol": timing.PROTOCOL}
+    about["date"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in about.items()]
+    body = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    return "{" + ",\n".join([*lines, f'"rows": [\n{body}\n]']) + "}\n"
 
 
 def measure(row: suites.Row, count: int, builder: Builder) -> dict[str, Any]:
@@ -102,7 +108,7 @@ def measure(row: suites.Row, count: int, builder: Builder) -> dict[str, Any]:
         "plan": first.to_dict(),
         "independent_plan": late.to_dict(),
         "rounds": {_name(plan): [round(value, 2) for value in times] for plan, times in found.items()},
-        "once": {_name(plan): round(value, 2) for plan, value in once.items()},
+        "once": {_name(plan): round(once[plan], 2) for plan in sorted(calls, key=once.__getitem__)},
     }
 
 
