@@ -83,8 +83,8 @@ def test_one_change_is_refused(change: dict, code: str) -> None:
 
 def test_who_shares_a() -> None:
     # a row of GRID is four CTAs: all of them, or two by two
-    for cluster_n in (2, 4):
-        assert legality(replace(GRID, share_a=True, cluster_n=cluster_n, ctas=128), SPEC, H200) == []
+    for cluster_n, ctas in ((2, 132), (4, 120)):
+        assert legality(replace(GRID, share_a=True, cluster_n=cluster_n, ctas=ctas), SPEC, H200) == []
     assert legality(replace(CLUSTER, share_a=True), SPEC, H200) == []
     (refusal,) = legality(replace(GRID, share_a=True, cluster_n=4, ctas=132), SPEC, H200)
     assert refusal.code == "co-residency"

@@ -112,8 +112,8 @@ def choices() -> st.SearchStrategy[Choice]:
         packed=st.booleans(),
         narrow=st.booleans(),
         in_turn=st.booleans(),
-        share=st.booleans(),
         groups=st.integers(2, 4),
+        share=st.booleans(),
     )
 
 
