@@ -80,15 +80,16 @@ def _check_sizes(rows: Dim, columns: Dim, depth: Dim) -> Refusal | None:
         return Refusal("symbolic-n", "N and K must be static", sizes, "export the model with a fixed hidden size")
     if rows == 0:
         return Refusal("zero-m", "the product must have rows", sizes, "nothing to compute")
-    for name, size, code in (("K", depth, "k-alignment"), ("N", columns, "n-alignment")):
-        if size == 0 or size % ALIGNMENT:
-            return Refusal(
-                code,
-                f"{name} must be a positive multiple of {ALIGNMENT} (rows aligned to 16 bytes)",
-                {name: size, "multiple": ALIGNMENT},
-                f"pad {name} to {(size // ALIGNMENT + 1) * ALIGNMENT}",
-            )
-    return None
+    odd = {name: size for name, size in (("K", depth), ("N", columns)) if size == 0 or size % ALIGNMENT}
+    if not odd:
+        return None
+    return Refusal(
+        f"{next(iter(odd)).lower()}-alignment",
+        f"{' and '.join(odd)} must be {'' if len(odd) > 1 else 'a '}positive multiple{'s' if len(odd) > 1 else ''} of "
+        f"{ALIGNMENT} (rows aligned to 16 bytes)",
+        {**odd, "multiple": ALIGNMENT},
+        " and ".join(f"pad {name} to {(size // ALIGNMENT + 1) * ALIGNMENT}" for name, size in odd.items()),
+    )
 
 
 def _operands(flow: Dataflow, call: Any) -> tuple[Any, Any, str]:

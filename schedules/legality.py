@@ -142,7 +142,8 @@ def positive(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]
         "ctas",
     ):
         if getattr(plan, name) < 1:
-            yield Refusal("not-positive", f"{name} must be at least 1", {name: getattr(plan, name)}, f"raise {name}")
+            remedy = "take a pipeline_depth of 2 or more" if name == "pipeline_depth" else f"raise {name}"
+            yield Refusal("not-positive", f"{name} must be at least 1", {name: getattr(plan, name)}, remedy)
 
 
 def words(plan: Plan, spec: ClusterSpec, device: Device) -> Iterator[Refusal]:

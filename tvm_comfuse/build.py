@@ -17,6 +17,7 @@ from tvm_comfuse.cuda.launch import DynamicShared
 from tvm_comfuse.dump import Dump
 from tvm_comfuse.errors import BuildError, ComfuseError, ModelError, TargetError
 from tvm_comfuse.frontend.messages import telling_line
+from tvm_comfuse.output import LIBRARY_SUFFIX
 from tvm_comfuse.relax_pipeline import lower
 from tvm_comfuse.runtime import Compiled
 from tvm_comfuse.target import HOPPER_ARCH, is_cuda, parse_target
@@ -48,8 +49,9 @@ def compile(
                   takes: a ``.pt2`` or Relax ``.json`` file, ``file.py:function``, ``package.module:function``
     target        see parse_target
     example_args  tensors to export a torch module with
-    plans         the plan of some matmuls by their names in ``explain``, or all that ``explain --json`` or ``tune --json``
-                  wrote, whose shapes are then compared; the others get the best one that is known
+    plans         the plan of some matmuls by their names in ``explain``, or one of the words ``split`` (two kernels), ``off``
+                  (no fusion), or all that ``explain --json`` or ``tune --json`` wrote, whose shapes are then compared; the
+                  others get the best one that is known
     tuning_records  a tuning database of measured plans, or its folder
     use_pretuned  whether measured plans that come with the package are used
     form          ``auto``: a cluster is one kernel only where that takes no longer than two, a product and one for the rows;
@@ -108,6 +110,9 @@ def load(path: str | Path) -> Compiled:
     path = Path(path)
     if not path.is_file():
         raise ModelError("an existing library", f"nothing at {path}", "check the path")
+    if path.suffix != LIBRARY_SUFFIX:  # TVM chooses its loader by it
+        needed = f"a library written by export_library, which ends in {LIBRARY_SUFFIX}"
+        raise ModelError(needed, str(path), "give that file")
     with own_cuda_compiler(HOPPER_ARCH):
         try:
             module = tvm.runtime.load_module(str(path))

@@ -22,6 +22,7 @@ from tvm_comfuse.relay_patterns.rewrite import Form, fuse_clusters
 from tvm_comfuse.schedules.apply import has_schedule, plan_of, schedule
 from tvm_comfuse.schedules.choose import default_plan
 from tvm_comfuse.schedules.device import H200, Device, device_of
+from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.rows import is_rows
 from tvm_comfuse.schedules.spec import analyze
@@ -29,7 +30,7 @@ from tvm_comfuse.target import is_cuda, name_of, parse_target
 from tvm_comfuse.tuning.database import Database, PlanSource, Record, best_plan, pretuned
 
 #: by matmul name, as ``explain`` gives it: a plan, its dictionary or its JSON text; or the word ``split``, for two kernels with
-#: the plans that are best known; or the whole of what ``explain --json`` or ``tune --json`` wrote
+#: the plans that are best known, or ``off``, for no fusion; or the whole of what ``explain --json`` or ``tune --json`` wrote
 Plans = Mapping[str, Any]
 #: a tuning database or its folder
 Records = Database | str | Path
@@ -108,6 +109,8 @@ class _Decider:
     def accept(self, func: PrimFunc) -> Form | Refusal:
         """The function scheduled for the target, or its split form."""
         assert self.offered is not None
+        if self.offered.name in self.given.off:
+            return Refusal("off", "the given plans leave it to TVM", {}, "set fused to true, with a plan")
         fused = self._schedule(func, self.offered.name)
         split = self._split(fused)
         if isinstance(split, Split):
@@ -122,7 +125,12 @@ class _Decider:
         report, device = self.offered, _device(self.target)
         assert report is not None
         assert report.cluster is not None
-        if report.cluster.kind != "gemm_reduce" or device is None:
+        if report.cluster.kind != "gemm_reduce":
+            if report.name in self.given.splits:
+                found = "a cluster without row reductions, which is one kernel in either form"
+                raise PlanError(f"a split form of {report.name}", found, f"leave {report.name} out, or give it a plan")
+            return None
+        if device is None:
             return None
         wanted = SPLIT if report.name in self.given.splits else FUSED if report.name in self.given.plans else self.form
         split = make_split(report.cluster, device, lambda func: self._known(func)[0])
@@ -165,8 +173,7 @@ class _Decider:
             return plan
         result = schedule(func, device, plan)
         if isinstance(result, Refusal) and name in self.given.plans:
-            needed = f"a plan for {name} that is legal on {device.name}: {result.clause}"
-            raise PlanError(needed, result.amounts or result.code, result.remedy or "take another plan")
+            raise _illegal(name, self.given.plans[name], func, device)
         return result
 
     def _plan(self, func: PrimFunc, name: str) -> Plan | Refusal | None:
@@ -238,6 +245,15 @@ def has_plan_for(func: PrimFunc, target: Target) -> PrimFunc | Refusal:
         return _no_device(target)
     plan = default_plan(analyze(func), device)
     return plan if isinstance(plan, Refusal) else func
+
+
+def _illegal(name: str, plan: Plan, func: PrimFunc, device: Device) -> PlanError:
+    """Every reason why a given plan is not legal."""
+    reasons = legality(plan, analyze(func), device)
+    clauses, remedies = (dict.fromkeys(words) for words in zip(*((r.clause, r.remedy) for r in reasons), strict=True))
+    needed = f"a plan for {name} that is legal on {device.name}: {'; '.join(clauses)}"
+    found = "; ".join(reason.amounts or reason.code for reason in reasons)
+    return PlanError(needed, found, "; ".join(filter(None, remedies)) or "take another plan")
 
 
 def _no_device(target: Target) -> Refusal:

@@ -132,6 +132,9 @@ def test_library_that_is_none(dynamic: tvm_comfuse.Compiled, tmp_path: Path) -> 
     (tmp_path / "text.so").write_text("not a library")
     with pytest.raises(ModelError, match=r"text\.so"):
         tvm_comfuse.load(tmp_path / "text.so")
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"ends in \.so"):
+        tvm_comfuse.load(tmp_path / "model.json")
     (tmp_path / "file").touch()
     with pytest.raises(BuildError, match="write a library"):
         dynamic.export_library(tmp_path / "file" / "block.so")

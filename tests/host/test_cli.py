@@ -182,7 +182,7 @@ def test_compile_with_plans_of_explain(comfuse: Any, model: Path, tmp_path: Path
         ("{", "plans.json"),
         ('{"nothere": {}}', "missing"),
         ('{"lv": 5}', "found 5"),
-        ('{"lv": "fused"}', "or the word split for lv; found 'fused'"),
+        ('{"lv": "fused"}', "one of the words split and off for lv; found 'fused'"),
         ('{"lv": {"store": "global"}}', "missing"),
         ('{"matmuls": [5]}', "a name and a plan"),
         ('{"matmuls": [{"plan": {"tile_m": 64}}]}', "a name and a plan"),

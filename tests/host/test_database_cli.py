@@ -241,6 +241,19 @@ def test_explain_says_where_plans_come_from(comfuse: Any, database: Database, mo
     assert compiled.explanation.matmuls[0].plan_source == ""
 
 
+def test_a_database_that_cannot_answer_says_so(comfuse: Any, database: Database, model: str, tmp_path: Path) -> None:
+    commit(database, function(), 61.2)
+    compile_ = ("compile", model, "--target", "llvm", "-o", tmp_path / "m.so", "--tuning-records", database.path)
+    assert comfuse(*compile_)[2] == ""
+    (workloads,) = database.path.glob("*/database_workload.json")
+    workloads.write_text("[]\n")
+    for command in (compile_, ("explain", model, "--tuning-records", database.path)):
+        code, _, err = comfuse(*command)
+        assert code == 0
+        assert err.splitlines()[-1].startswith(f"comfuse: warning: none of 1 record in {database.path} answers")
+    assert "its workload" in comfuse("db", "list", database.path)[1]
+
+
 SYMBOLIC = """
 import torch
 from tvm_comfuse.bench.ops import OPS

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +50,28 @@ def test_contributing_walk() -> None:
     assert len(names) == 2
     for name in names:
         scope[name]()
+
+
+def test_contributing_walk_in_the_package(tmp_path: Path) -> None:
+    """The rule as a file of relay_patterns that its __init__ imports: a copy of the package still imports and has the rule."""
+    copy = tmp_path / "relay_patterns"
+    shutil.copytree(ROOT / "relay_patterns", copy)
+    (copy / "ops_logaddexp.py").write_text(blocks("CONTRIBUTING.md")[0])
+    init = (copy / "__init__.py").read_text()
+    (copy / "__init__.py").write_text(init.replace("    ops_norm,\n", "    ops_logaddexp,\n    ops_norm,\n", 1))
+    lines = f"import tvm_comfuse; tvm_comfuse.__path__.insert(0, {str(tmp_path)!r}); "
+    lines += (
+        "from tvm_comfuse import relay_patterns as made; print(made.__file__, 'relax.log_add_exp' in made.ELEMENTWISE)"
+    )
+    found = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False)
+    assert found.stdout.split() == [str(copy / "__init__.py"), "True"], found.stderr
+    settings = ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]
+    checks = [
+        [sys.executable, "-m", "ruff", *words] for words in (["check", *settings], ["format", "--check", *settings])
+    ]
+    for check in checks:
+        ruff = subprocess.run([*check, str(copy / "ops_logaddexp.py")], capture_output=True, text=True, check=False)
+        assert ruff.returncode == 0, ruff.stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -36,7 +36,7 @@ PlansFile = Annotated[
     Path | None,
     typer.Option(
         "--plans",
-        help="JSON: the output of `explain --json` or `tune --json`, or {matmul name: plan of the fused form, or split}.",
+        help="JSON: the output of `explain --json` or `tune --json`, or {matmul name: plan of the fused form, split or off}.",
     ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
@@ -72,6 +72,20 @@ def chosen(
         "form": form,
         "rows": rows,
     }
+
+
+def tell_of_silent_records(folder: Path | None) -> None:
+    """A line on standard error if a database has records and none of them can answer."""
+    if folder is None:
+        return
+    from tvm_comfuse.tuning.database import Database
+
+    records = Database.open(folder, create=False, read_only=True).records()
+    if records and not any(record.is_current for record in records):
+        count = f"{len(records)} record{'s' if len(records) > 1 else ''}"
+        typer.echo(
+            f"comfuse: warning: none of {count} in {folder} answers; `comfuse db list {folder}` says why", err=True
+        )
 
 
 def read_plans(path: Path | None) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from tvm_comfuse.cli.common import (
     console,
     print_json,
     start,
+    tell_of_silent_records,
 )
 from tvm_comfuse.errors import BuildError
 from tvm_comfuse.output import LIBRARY_SUFFIX, check_output
@@ -56,6 +57,7 @@ def compile_(
         dump=dump,
     )
     explanation = compiled.explanation
+    tell_of_silent_records(tuning_records)
     assert explanation is not None  # only a loaded library has none
     reports, problem = _kernel_reports(compiled)
     library = compiled.export_library(output)
@@ -72,6 +74,8 @@ def compile_(
         return
     out = console()
     out.print(f"{library}: {explanation.summary}")
+    if any(matmul.form == "not fused" for matmul in explanation.matmuls):
+        out.print("`comfuse explain` with the same options says why not")
     if reports:
         out.print(kernel_table(reports))
     if problem:

@@ -17,6 +17,7 @@ from tvm_comfuse.cli.common import (
     console,
     print_json,
     start,
+    tell_of_silent_records,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def explain(
         target,
         **chosen(plans, tuning_records, pretuned, form, rows),
     )
+    tell_of_silent_records(tuning_records)
     if json:
         print_json(explanation.to_dict())
     else:

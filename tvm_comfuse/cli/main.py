@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from typing import TextIO
 
 import typer
 
@@ -49,8 +51,21 @@ def _options(
     """Options in front of the command."""
 
 
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """One line, without the place in the source, which says nothing to whoever types commands."""
+    sys.stderr.write(f"comfuse: warning: {' '.join(str(message).split())}\n")
+
+
 def main() -> None:
     """Run the command line.  Exit code 2 and one line on standard error for wrong input."""
+    warnings.showwarning = _show_warning
     try:
         app()
     except ComfuseError as error:

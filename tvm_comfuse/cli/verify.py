@@ -19,6 +19,7 @@ from tvm_comfuse.cli.common import (
     console,
     print_json,
     start,
+    tell_of_silent_records,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def verify(
         **chosen(plans, tuning_records, pretuned, form, rows),
         seeds=range(seeds),
     )
+    tell_of_silent_records(tuning_records)
     if json:
         print_json(report.to_dict())
     else:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
 import pickle
+import sys
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -112,7 +115,7 @@ def _program(torch: Any, model: Any, example_args: Any, dynamic_shapes: Any) -> 
 
 def _export(torch: Any, module: Any, example_args: Any, dynamic_shapes: Any) -> torch.export.ExportedProgram:
     args = tuple(example_args) if isinstance(example_args, (tuple, list)) else (example_args,)
-    with _inference(torch, module):
+    with _inference(torch, module), _one_message():
         try:
             return torch.export.export(module, args, dynamic_shapes=dynamic_shapes)
         except Exception as error:  # torch.export documents no set of exceptions, and user code runs inside it
@@ -121,6 +124,19 @@ def _export(torch: Any, module: Any, example_args: Any, dynamic_shapes: Any) -> 
                 f"{type(error).__name__}: {first_line(error)}",
                 "call torch.export.export yourself to see the whole message",
             ) from error
+
+
+@contextlib.contextmanager
+def _one_message() -> Iterator[None]:
+    """What PyTorch logs and prints to standard error on its way to an exception is left to the exception."""
+    before, told = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(told):
+            yield
+        sys.stderr.write(told.getvalue())
+    finally:
+        logging.disable(before)
 
 
 @contextlib.contextmanager

@@ -74,8 +74,9 @@ class Log:
         """Once, however often the file is read."""
         if damaged and not self._warned:
             self._warned = True
-            lines = f"{damaged} line{'s' if damaged > 1 else ''}"
-            text = f"{lines} of {self._path} cannot be read and are left out: what failed there may be tried again"
+            which, verb = (f"{damaged} lines", "are") if damaged > 1 else ("1 line", "is")
+            text = f"{which} of {self._path} cannot be read and {verb} left out: what failed there may be tried again"
+            text += "; delete the file to hear no more of it"
             warnings.warn(text, TornLineWarning, stacklevel=4)
 
 

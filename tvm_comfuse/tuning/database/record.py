@@ -181,7 +181,7 @@ class Record:
             return "its workload is not there"
         evidence = self.evidence
         if evidence is None:
-            return "no evidence: it was written or changed by another program"
+            return "no evidence: the record, its workload or its evidence was written or changed by another program"
         if Binding.from_versions(evidence.device, evidence.versions) != self.binding:
             return f"it is of {evidence.device}, {evidence.versions}, and stands in the folder of another"
         if not names_device(json.dumps(self.entry.payload[2]), self.binding.device):
