@@ -193,6 +193,16 @@ def test_compile_with_plans_of_explain(comfuse: Any, model: Path, tmp_path: Path
         assert found in wrong.err
 
 
+def test_compile_points_to_the_reasons(comfuse: Any, model: Path, tmp_path: Path) -> None:
+    plans = tmp_path / "plans.json"
+    name = comfuse("explain", f"{model}:build", "--json").json["matmuls"][0]["name"]
+    plans.write_text(json.dumps({name: "off"}))
+    compile_ = ("compile", f"{model}:build", "-o", tmp_path / "m.so", "--target", "llvm")
+    assert "`comfuse explain` with the same options says why not" in comfuse(*compile_, "--plans", plans).out
+    assert "says why not" not in comfuse(*compile_).out
+    assert "the given plans leave it to TVM" in comfuse("explain", f"{model}:build", "--plans", plans).out
+
+
 def test_plans_of_another_shape(comfuse: Any, model: Path, tmp_path: Path) -> None:
     explained = comfuse("explain", f"{model}:build", "--json").json
     first = explained["matmuls"][0]

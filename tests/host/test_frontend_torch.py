@@ -264,7 +264,7 @@ def test_an_exported_program_and_its_file_give_the_same_module(tmp_path):
     assert_as_exact_as_eager(layer, [x], from_torch(str(path)))
 
 
-def test_what_cannot_be_imported_is_said():
+def test_what_cannot_be_imported_is_said(capfd: pytest.CaptureFixture[str]):
     layer, x = nn.Linear(4, 4), torch.zeros(2, 4)
     with pytest.raises(ModelError, match="example_args"):
         from_torch(layer)
@@ -272,6 +272,11 @@ def test_what_cannot_be_imported_is_said():
         from_torch(torch.export.export(layer, (x,)), (x,))
     with pytest.raises(ModelError, match="found int"):
         from_torch(3)
+    capfd.readouterr()
+    with pytest.raises(ModelError, match="can trace"):
+        from_torch(layer, (torch.zeros(2, 5),))
+    # PyTorch's own log of it would stand in front
+    assert capfd.readouterr().err == ""
     with pytest.raises(ModelError, match="can trace"):
         from_torch(Function(lambda x: x + 1 if x.sum() > 0 else x), (x,))
     with pytest.raises(ModelError, match=r"importer knows; found aten\.\w*svd"):
