@@ -26,6 +26,7 @@ from tvm_comfuse.bench.ops import OPS
 from tvm_comfuse.bench.report import commit, device_name, environment
 from tvm_comfuse.frontend import from_relax
 from tvm_comfuse.fusion import fuse
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.apply import schedule
 from tvm_comfuse.schedules.choose import candidates, persistent_ctas, rank
 from tvm_comfuse.schedules.co_residency import clusters_n
@@ -33,11 +34,11 @@ from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.rows import is_rows
-from tvm_comfuse.schedules.spec import ClusterSpec, analyze
+from tvm_comfuse.schedules.spec import ClusterSpec
 from tvm_comfuse.schedules.walk import walks
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.tuning.builder import Builder
-from tvm_comfuse.tuning.database.database import workload_module
+from tvm_comfuse.tuning.database.workload import workload_module
 from tvm_comfuse.verify.twin import rebuild
 
 #: plans that take turns with mm

@@ -11,12 +11,13 @@ from tvm import s_tir, tirx
 from tvm_comfuse.errors import LoweringError, PlanError
 from tvm_comfuse.refusal import Refusal
 
+from .analysis import analyze
 from .choose import default_plan
 from .device import Device
 from .legality import legality
 from .plan import Plan
 from .primitives import fuse_stages, place_stages, set_exchange, tile_gemm
-from .spec import ClusterSpec, analyze
+from .spec import ClusterSpec
 
 #: annotation of the root block: the plan as JSON
 PLAN = "comfuse.plan"

@@ -15,6 +15,7 @@ from tvm import tirx
 from tvm_comfuse.errors import PlanError
 from tvm_comfuse.refusal import Refusal
 
+from .analysis import Analysis, analyze
 from .apply import plan_of
 from .cost import CLOCK_GHZ
 from .cost import LANES as ISSUE_LANES
@@ -22,7 +23,7 @@ from .device import Device
 from .footprint import dtype_bytes
 from .normal_form import not_canonical
 from .plan import Plan
-from .spec import Analysis, RowsSpec, analyze
+from .spec import RowsSpec
 
 KIND, ROWS = "comfuse.kind", "rows"
 #: attribute of a function: its plan as JSON

@@ -9,8 +9,8 @@ import math
 
 from tvm import tirx
 
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.apply import plan_of
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.schedules.walk import most_steps
 from tvm_comfuse.tir_passes.emit.geometry import Geometry
 from tvm_comfuse.tir_passes.emit.stamps import StampLayout, Stamps

@@ -15,10 +15,11 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as frames
 
+from tvm_comfuse.schedules.analysis import normal_forms
 from tvm_comfuse.schedules.footprint import a_box_rows, w_box_rows
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.registers import THREADS_OF_GROUP, role_registers
-from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms, rounds
+from tvm_comfuse.schedules.spec import ClusterSpec, rounds
 from tvm_comfuse.schedules.split import tail_blocks
 from tvm_comfuse.schedules.tails import packed_vectors
 from tvm_comfuse.tir_passes.emit import ring, roles

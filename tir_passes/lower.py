@@ -8,10 +8,10 @@ import tvm
 from tvm import tirx
 from tvm.target import Target
 
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.apply import has_plan, plan_of
 from tvm_comfuse.schedules.device import device_of
 from tvm_comfuse.schedules.rows import analyze_rows, has_rows_plan, is_rows, rows_plan_of
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.tir_passes.kernel import Kernel
 from tvm_comfuse.tir_passes.rows import RowsKernel
 

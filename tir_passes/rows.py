@@ -13,8 +13,9 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as frames
 
+from tvm_comfuse.schedules.analysis import normal_forms
 from tvm_comfuse.schedules.rows import CHUNK, LANES, WARPS_OF_GROUP, RowsPlan
-from tvm_comfuse.schedules.spec import RowsSpec, normal_forms
+from tvm_comfuse.schedules.spec import RowsSpec
 from tvm_comfuse.tir_passes.emit.dsl import Expr, loop, named, registers, store
 from tvm_comfuse.tir_passes.emit.row_exchange import slots
 from tvm_comfuse.tir_passes.emit.row_stages import RowStages

@@ -18,13 +18,14 @@ from tvm_comfuse.errors import PlanError
 from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.relay_patterns.cluster import Cluster
 from tvm_comfuse.relay_patterns.split_form import SplitForm, split_form
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.apply import plan_of, schedule
 from tvm_comfuse.schedules.choose import default_plan
 from tvm_comfuse.schedules.cost import estimate, rows_of
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.rows import RowsPlan, analyze_rows, rows_estimate, rows_plan_of, schedule_rows
-from tvm_comfuse.schedules.spec import ClusterSpec, analyze
+from tvm_comfuse.schedules.spec import ClusterSpec
 
 AUTO, FUSED, SPLIT = "auto", "fused", "split"
 FORMS = (AUTO, FUSED, SPLIT)

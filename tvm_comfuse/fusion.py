@@ -19,13 +19,13 @@ from tvm_comfuse.given_plans import GivenPlans
 from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.relay_patterns.cluster import MatmulReport
 from tvm_comfuse.relay_patterns.rewrite import Form, fuse_clusters
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.apply import has_schedule, plan_of, schedule
 from tvm_comfuse.schedules.choose import default_plan
 from tvm_comfuse.schedules.device import H200, Device, device_of
 from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.rows import is_rows
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.target import is_cuda, name_of, parse_target
 from tvm_comfuse.tuning.database import Database, PlanSource, Record, best_plan, pretuned
 

@@ -10,10 +10,10 @@ import tvm_comfuse
 from tvm_comfuse.bench.ops import OPS
 from tvm_comfuse.frontend import from_relax
 from tvm_comfuse.relay_patterns import FuseClusters
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.choose import candidates
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.tuning.database import Accuracy, Database, Record
 
 M, N, K = 24, 128, 64

@@ -17,14 +17,14 @@ from database_examples import RIGHT, commit, function, module, some_plan
 from tvm.s_tir import meta_schedule as ms
 
 import tvm_comfuse
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.apply import plan_of, schedule
 from tvm_comfuse.schedules.choose import default_plan
 from tvm_comfuse.schedules.device import H200
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.tuning.database import Accuracy, Database, DatabaseError, TornLineWarning, best_plan, pretuned, verify
 from tvm_comfuse.tuning.database.binding import Binding, current_versions
-from tvm_comfuse.tuning.database.database import trace_of, workload_module
 from tvm_comfuse.tuning.database.store import EVIDENCE, FILES, RECORDS, WORKLOADS
+from tvm_comfuse.tuning.database.workload import trace_of, workload_module
 
 OTHER_TARGETS = ("h100", "llvm", "cuda -arch=sm_80", "nvidia/nvidia-h100")
 

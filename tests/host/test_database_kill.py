@@ -16,8 +16,8 @@ from database_examples import function, some_plan
 from tvm.s_tir import meta_schedule as ms
 
 import tvm_comfuse
-from tvm_comfuse.tuning.database.database import arguments, trace_of, workload_module
 from tvm_comfuse.tuning.database.store import RECORDS, WORKLOADS, Store, workload_line
+from tvm_comfuse.tuning.database.workload import arguments, trace_of, workload_module
 
 KILLS, WRITERS = 200, 4
 ROWS = [8 * number for number in range(1, 13)]

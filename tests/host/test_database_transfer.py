@@ -10,11 +10,11 @@ import pytest
 from database_examples import commit, function, some_plan
 
 import tvm_comfuse
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.choose import candidates, default_plan
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.tuning.database import Database, best_plan
 from tvm_comfuse.tuning.database import transfer as transfer_module
 from tvm_comfuse.tuning.database.record import structure_of

@@ -12,8 +12,8 @@ from tvm import relax
 
 from tvm_comfuse.frontend import from_relax
 from tvm_comfuse.fusion import fuse
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.device import H200
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.tir_passes.lower import is_cluster
 from tvm_comfuse.verify.api import verify_kernel

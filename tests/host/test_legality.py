@@ -8,12 +8,13 @@ import pytest
 import tvm
 from canonical_examples import EXAMPLES
 
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.device import H100, H200, device_of
 from tvm_comfuse.schedules.footprint import shared_memory
 from tvm_comfuse.schedules.legality import legality, supported
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.registers import entry_registers, role_registers
-from tvm_comfuse.schedules.spec import Operand, Output, analyze
+from tvm_comfuse.schedules.spec import Operand, Output
 
 SPEC = analyze(EXAMPLES["layer_norm"].build(16384, 1024, 1024, "bfloat16"))
 NARROW = analyze(EXAMPLES["layer_norm"].build(16384, 256, 1024, "bfloat16"))

@@ -16,11 +16,11 @@ from tvm import tirx
 from tvm_comfuse.cuda import compile_cubin, sources
 from tvm_comfuse.errors import LoweringError, PlanError
 from tvm_comfuse.refusal import Refusal
+from tvm_comfuse.schedules.analysis import analyze, normal_forms
 from tvm_comfuse.schedules.apply import plan_of, schedule
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.footprint import BARRIERS_BYTES, shared_memory
 from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.schedules.spec import analyze, normal_forms
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.tir_passes.emit.expressions import Binding, rebind
 from tvm_comfuse.tir_passes.kernel import Kernel

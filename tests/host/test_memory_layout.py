@@ -12,6 +12,7 @@ from verified_kernels import assert_right
 from tvm_comfuse.bench.ops import OPS
 from tvm_comfuse.frontend import from_relax
 from tvm_comfuse.fusion import fuse
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.choose import candidates, default_plan
 from tvm_comfuse.schedules.cost import EXCHANGE_US, MEMORY_TILE_US, estimate
 from tvm_comfuse.schedules.device import H200
@@ -19,7 +20,7 @@ from tvm_comfuse.schedules.footprint import shared_memory
 from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.registers import REGISTER_FILE, entry_registers, role_registers
-from tvm_comfuse.schedules.spec import analyze, rounds
+from tvm_comfuse.schedules.spec import rounds
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.tir_passes.lower import is_cluster, lower
 from tvm_comfuse.tuning.database.record import structure_of

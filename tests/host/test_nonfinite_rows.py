@@ -17,9 +17,9 @@ from tvm.relax import op
 import tvm_comfuse
 from tvm_comfuse.fusion import fuse
 from tvm_comfuse.row_reducers import REDUCERS, reduction_of
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.normal_form import is_load
 from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.tir_passes.lower import is_cluster, lower
 from tvm_comfuse.verify.interpreter import Program

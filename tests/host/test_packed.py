@@ -12,10 +12,10 @@ from interpreted_kernels import BASE
 from tvm import tirx
 from verified_kernels import case
 
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.packed import packable, positive_part
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.schedules.split import tail_blocks
 from tvm_comfuse.schedules.tails import packed_vectors, packs
 from tvm_comfuse.verify.interpreter import Program

@@ -14,12 +14,12 @@ from tvm import s_tir, tirx
 
 from tvm_comfuse.errors import LoweringError, PlanError
 from tvm_comfuse.refusal import Refusal
+from tvm_comfuse.schedules.analysis import analyze, blocks
 from tvm_comfuse.schedules.apply import apply_plan, block_order, plan_of, schedule
 from tvm_comfuse.schedules.choose import candidates, default_plan
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.primitives import EXCHANGE, PIPELINE_DEPTH, ROLE, ROW_TILE, place_stages
-from tvm_comfuse.schedules.spec import analyze, blocks
 
 
 def plan_for(func: tirx.PrimFunc) -> Plan:

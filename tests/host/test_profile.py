@@ -19,9 +19,9 @@ from tvm_comfuse.frontend import from_relax
 from tvm_comfuse.fusion import fuse
 from tvm_comfuse.profile.summary import share_of, summarize
 from tvm_comfuse.profile.timeline import OUTSIDE, CtaTimeline, Span, decode, segments
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.apply import plan_of
 from tvm_comfuse.schedules.device import H200
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.tir_passes.emit.geometry import Geometry
 from tvm_comfuse.tir_passes.emit.stamps import MEMORY, MMA, WAITS, WORK, Site, StampLayout, role_of

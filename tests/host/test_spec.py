@@ -9,7 +9,8 @@ from tvm import te
 
 from tvm_comfuse.errors import LoweringError
 from tvm_comfuse.row_reducers import REDUCERS
-from tvm_comfuse.schedules.spec import Operand, Reduction, analyze, blocks, rounds
+from tvm_comfuse.schedules.analysis import analyze, blocks
+from tvm_comfuse.schedules.spec import Operand, Reduction, rounds
 
 F32 = "float32"
 

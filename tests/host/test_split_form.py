@@ -19,6 +19,7 @@ from tvm_comfuse.frontend import from_relax
 from tvm_comfuse.fusion import fuse
 from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.relay_patterns import discover
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.choose import candidates
 from tvm_comfuse.schedules.cost import estimate
 from tvm_comfuse.schedules.device import H200
@@ -26,7 +27,6 @@ from tvm_comfuse.schedules.rows import (
     analyze_rows,
     rows_estimate,
 )
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.tir_passes.lower import lower
 from tvm_comfuse.tuning.database import Database

@@ -10,8 +10,9 @@ from canonical_examples import EXAMPLES
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.plan import EXCHANGE_SCOPES, Plan
-from tvm_comfuse.schedules.spec import analyze, rounds
+from tvm_comfuse.schedules.spec import rounds
 from tvm_comfuse.schedules.split import head_blocks, last_round, parking_offset, tail_blocks, tail_stages
 from tvm_comfuse.schedules.timetable import (
     EARLY_SLOTS,

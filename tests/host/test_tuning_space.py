@@ -20,12 +20,12 @@ from tvm.s_tir.schedule import Trace
 
 from tvm_comfuse.errors import PlanError
 from tvm_comfuse.refusal import Refusal
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.apply import PLAN, plan_of
 from tvm_comfuse.schedules.choose import candidates, default_plan
 from tvm_comfuse.schedules.cost import tiles_of_cta
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.legality import legality
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.tuning.metaschedule import meta_schedule as ms
 from tvm_comfuse.tuning.metaschedule import tune_context
 from tvm_comfuse.tuning.rules import (

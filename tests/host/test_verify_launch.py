@@ -14,7 +14,7 @@ from canonical_examples import EXAMPLES
 from verified_kernels import case, load_script
 
 from tvm_comfuse.bench.ours import compile_function
-from tvm_comfuse.schedules.spec import analyze
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.verify.dynamic import random_inputs
 from tvm_comfuse.verify.gpu import FirstLaunches, Limits

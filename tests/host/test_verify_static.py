@@ -17,10 +17,10 @@ import tvm_comfuse
 from tests.host.relax_models import bias_residual_layer_norm, build
 from tvm_comfuse.errors import LoweringError, VerifyError
 from tvm_comfuse.refusal import Refusal
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.apply import schedule
 from tvm_comfuse.schedules.choose import candidates
 from tvm_comfuse.schedules.device import H100, H200
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.tir_passes import lower as lowering
 from tvm_comfuse.verify.faults import FAULTS
 from tvm_comfuse.verify.static import CHECKS, check, verify_or_raise

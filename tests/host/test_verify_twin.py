@@ -12,10 +12,10 @@ from canonical_examples import EXAMPLES, Maker, inputs, references
 from tvm import te
 
 from tvm_comfuse.refusal import Refusal
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.apply import schedule
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.schedules.timetable import least_slots
 from tvm_comfuse.tir_passes.lower import lower
 from tvm_comfuse.verify.api import verify, verify_kernel

@@ -14,13 +14,13 @@ from tvm_comfuse.bench.ops import OPS
 from tvm_comfuse.frontend import from_relax
 from tvm_comfuse.fusion import fuse
 from tvm_comfuse.refusal import Refusal
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.choose import candidates, default_plan
 from tvm_comfuse.schedules.co_residency import row_length
 from tvm_comfuse.schedules.cost import tiles_of_cta
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.schedules.walk import band_parts
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.tir_passes.lower import is_cluster, lower

@@ -13,12 +13,14 @@ from typing import Any
 from canonical_examples import EXAMPLES
 
 import tvm_comfuse
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.cost import estimate
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.schedules.spec import ClusterSpec, analyze
+from tvm_comfuse.schedules.spec import ClusterSpec
 from tvm_comfuse.tuning.build import Built
-from tvm_comfuse.tuning.database.database import Database, workload_module
+from tvm_comfuse.tuning.database.database import Database
+from tvm_comfuse.tuning.database.workload import workload_module
 from tvm_comfuse.tuning.log import Log
 from tvm_comfuse.tuning.measurer import Measured
 from tvm_comfuse.tuning.model import PlanModel

@@ -12,9 +12,9 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.apply import plan_of
 from tvm_comfuse.schedules.device import H200
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.tir_passes.lower import lower
 from tvm_comfuse.verify.dynamic import PLAN_ERRORS, compare, error, random_inputs

@@ -17,10 +17,11 @@ from tvm_comfuse.row_reducers import IDENTITY
 from tvm_comfuse.schedules.split import parking_offset
 from tvm_comfuse.schedules.tails import in_one_pass
 from tvm_comfuse.tir_passes.emit import moments
+from tvm_comfuse.tir_passes.emit.actions import COMBINE
 from tvm_comfuse.tir_passes.emit.dsl import f32, registers, store, when
 from tvm_comfuse.tir_passes.emit.exchange import QUAD, Exchange
 from tvm_comfuse.tir_passes.emit.instructions import pin
-from tvm_comfuse.tir_passes.emit.stages import COMBINE, Near, Stages
+from tvm_comfuse.tir_passes.emit.stages import Near, Stages
 
 Expr = Any
 #: the largest finite float32

@@ -7,8 +7,9 @@ from typing import Any
 from tvm.script import tirx as T
 
 from tvm_comfuse.schedules.rows import LANES
+from tvm_comfuse.tir_passes.emit.actions import COMBINE
 from tvm_comfuse.tir_passes.emit.dsl import do, store, u32, when
-from tvm_comfuse.tir_passes.emit.stages import COMBINE, SHUFFLE_MASK
+from tvm_comfuse.tir_passes.emit.stages import SHUFFLE_MASK
 
 Expr = Any
 #: words from one warp's slot to the next: verify.interpreter knows who wrote shared memory by 16 bytes

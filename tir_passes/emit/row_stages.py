@@ -16,11 +16,11 @@ from tvm.script import tirx as T
 from tvm_comfuse.errors import LoweringError
 from tvm_comfuse.row_reducers import IDENTITY
 from tvm_comfuse.schedules.rows import CHUNK
+from tvm_comfuse.tir_passes.emit.actions import COMBINE
 from tvm_comfuse.tir_passes.emit.chunks import Chunks
 from tvm_comfuse.tir_passes.emit.dsl import f32, registers, store, when
 from tvm_comfuse.tir_passes.emit.expressions import Binding, read_buffers, rebind, without_cast
 from tvm_comfuse.tir_passes.emit.row_exchange import reduce_row
-from tvm_comfuse.tir_passes.emit.stages import COMBINE
 
 Expr = Any
 #: registers for the [M, N] operands that are loaded ahead, and for what a pass loads at a time

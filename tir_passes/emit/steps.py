@@ -18,13 +18,14 @@ from tvm_comfuse.schedules.plan import QUAD_COLUMNS
 from tvm_comfuse.schedules.split import head_blocks, last_round, tail_blocks, tail_stages
 from tvm_comfuse.schedules.timetable import Part, early_slots, timetable
 from tvm_comfuse.tir_passes.emit import operands, ring
+from tvm_comfuse.tir_passes.emit.actions import Action
 from tvm_comfuse.tir_passes.emit.dsl import Cell, do, when
 from tvm_comfuse.tir_passes.emit.fragment import Fragment
 from tvm_comfuse.tir_passes.emit.held import InAccumulators, InParked, InWords, Parked
 from tvm_comfuse.tir_passes.emit.instructions import opaque
 from tvm_comfuse.tir_passes.emit.mma import Company
 from tvm_comfuse.tir_passes.emit.reduce import reduce_across, reduce_local
-from tvm_comfuse.tir_passes.emit.stages import Action, RowValues, Stages
+from tvm_comfuse.tir_passes.emit.stages import RowValues, Stages
 
 Expr = Any
 

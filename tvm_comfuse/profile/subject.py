@@ -15,7 +15,7 @@ from tvm_comfuse.build import to_module
 from tvm_comfuse.frontend import from_relax
 from tvm_comfuse.fusion import fuse
 from tvm_comfuse.profile.report import ProfileError
-from tvm_comfuse.schedules.spec import analyze
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.tir_passes.lower import is_cluster
 
 if TYPE_CHECKING:

@@ -13,13 +13,14 @@ import tvm
 import tvm_ffi
 from tvm.ir.utils import derived_object
 
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.apply import plan_of
 from tvm_comfuse.schedules.cost import bytes_moved, estimate, row_tiles, rows_of, tiles_of_cta
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.footprint import HALF_BYTES, row_parts, shared_memory, slot_rows
 from tvm_comfuse.schedules.legality import THREADS_OF_GROUP
 from tvm_comfuse.schedules.plan import EXCHANGE_SCOPES, LAYOUTS, PLACEMENTS, W_ORDERS, WALKS, Plan
-from tvm_comfuse.schedules.spec import ClusterSpec, analyze, rounds
+from tvm_comfuse.schedules.spec import ClusterSpec, rounds
 from tvm_comfuse.tuning.metaschedule import meta_schedule as ms
 from tvm_comfuse.tuning.space import Space
 

@@ -14,7 +14,7 @@ from tvm.target import Target
 
 from tvm_comfuse.bench.timing import Captured, capture, median, number_of_sets
 from tvm_comfuse.cuda.callback import own_cuda_compiler
-from tvm_comfuse.schedules.spec import analyze
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.target import HOPPER_ARCH, is_cuda
 from tvm_comfuse.tuning.chain import Chain
 from tvm_comfuse.verify.launch import Judge

@@ -19,9 +19,9 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.cost_model.xgb_model import FeatureGroup
 
 from tvm_comfuse.errors import ModelError
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.tuning.database.files import DatabaseError, replace_file
 from tvm_comfuse.tuning.features import PlanFeatures, roofline
 from tvm_comfuse.tuning.metaschedule import meta_schedule as ms

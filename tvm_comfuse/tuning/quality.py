@@ -12,9 +12,9 @@ import numpy as np
 import tvm_ffi
 from tvm.target import Target
 
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.tuning.metaschedule import meta_schedule as ms
 from tvm_comfuse.tuning.metaschedule import tune_context
 from tvm_comfuse.tuning.model import PlanModel

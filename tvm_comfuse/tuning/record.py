@@ -11,11 +11,11 @@ import tvm_ffi
 from tvm import s_tir
 from tvm.target import Target
 
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.tuning.database import Accuracy, Database
-from tvm_comfuse.tuning.database.database import arguments, is_workload
 from tvm_comfuse.tuning.database.record import Shape
+from tvm_comfuse.tuning.database.workload import arguments, is_workload
 from tvm_comfuse.tuning.metaschedule import meta_schedule as ms
 
 

@@ -18,11 +18,12 @@ from tvm.ir.utils import derived_object
 
 from tvm_comfuse.errors import PlanError
 from tvm_comfuse.refusal import Refusal
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.apply import PLAN, ROOT, apply_plan
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.schedules.spec import ClusterSpec, analyze
+from tvm_comfuse.schedules.spec import ClusterSpec
 from tvm_comfuse.tuning.metaschedule import meta_schedule as ms
 from tvm_comfuse.tuning.space import Axis, Space
 

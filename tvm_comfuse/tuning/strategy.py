@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from tvm.ir.utils import derived_object
 
 from tvm_comfuse.errors import PlanError
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.tuning.metaschedule import meta_schedule as ms
 from tvm_comfuse.tuning.model import PlanModel
 from tvm_comfuse.tuning.rules import plan_in, schedule_at

@@ -14,10 +14,11 @@ from tvm import tirx
 from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.relay_patterns.cluster import Cluster, MatmulReport
 from tvm_comfuse.relay_patterns.rewrite import fuse_clusters
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.cost import NOMINAL_ROWS
 from tvm_comfuse.schedules.device import Device
-from tvm_comfuse.schedules.spec import ClusterSpec, analyze
-from tvm_comfuse.tuning.database.database import workload_module
+from tvm_comfuse.schedules.spec import ClusterSpec
+from tvm_comfuse.tuning.database.workload import workload_module
 from tvm_comfuse.tuning.space import Space
 from tvm_comfuse.tuning.unfused import Unfused
 

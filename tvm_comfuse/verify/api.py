@@ -131,9 +131,10 @@ def verify_kernel(
     name: str, func: PrimFunc, device: Device, seeds: Sequence[int] = DEFAULT_SEEDS
 ) -> KernelVerification:
     """One scheduled cluster or rows function.  Raises PlanError if it has no twin, LoweringError if it is not canonical."""
+    from tvm_comfuse.schedules.analysis import normal_forms
     from tvm_comfuse.schedules.plan import Plan
     from tvm_comfuse.schedules.rows import kernel_plan_of, spec_of
-    from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms
+    from tvm_comfuse.schedules.spec import ClusterSpec
     from tvm_comfuse.tir_passes.lower import lower
     from tvm_comfuse.verify.dynamic import Exploration, explore, interleavings, random_inputs
     from tvm_comfuse.verify.inexact import of_float32, of_plan

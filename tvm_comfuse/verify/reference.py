@@ -14,8 +14,9 @@ import tvm
 from tvm import tirx
 
 from tvm_comfuse.errors import LoweringError
+from tvm_comfuse.schedules.analysis import normal_forms
 from tvm_comfuse.schedules.rows import spec_of
-from tvm_comfuse.schedules.spec import ClusterSpec, normal_forms
+from tvm_comfuse.schedules.spec import ClusterSpec
 from tvm_comfuse.verify.inexact import Inexact, Packing, Parking
 
 Array = np.ndarray

@@ -18,11 +18,12 @@ from tvm import te, tirx
 from tvm_comfuse.errors import PlanError
 from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.row_reducers import REDUCERS
+from tvm_comfuse.schedules.analysis import analyze, normal_forms
 from tvm_comfuse.schedules.apply import plan_of, schedule
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.plan import Plan
 from tvm_comfuse.schedules.rows import RowsPlan, analyze_rows, is_rows, rows_plan_of, with_rows_plan
-from tvm_comfuse.schedules.spec import MERGE, MERGE_WITH, ClusterSpec, RowsSpec, analyze, normal_forms
+from tvm_comfuse.schedules.spec import MERGE, MERGE_WITH, ClusterSpec, RowsSpec
 from tvm_comfuse.schedules.timetable import least_slots
 from tvm_comfuse.verify.rewrite import map_expr
 

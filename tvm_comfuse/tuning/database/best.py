@@ -12,11 +12,12 @@ from tvm.target import Target
 from tvm.tirx import PrimFunc
 
 from tvm_comfuse.refusal import Refusal
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.choose import default_plan
 from tvm_comfuse.schedules.device import Device, device_of
 from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.schedules.spec import ClusterSpec, analyze
+from tvm_comfuse.schedules.spec import ClusterSpec
 from tvm_comfuse.tuning.database.database import Database
 from tvm_comfuse.tuning.database.files import DatabaseError
 from tvm_comfuse.tuning.database.record import Record, Shape

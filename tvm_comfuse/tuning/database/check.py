@@ -10,10 +10,10 @@ import tvm_ffi
 from tvm.target import Target
 
 from tvm_comfuse.errors import ComfuseError
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.apply import has_plan, plan_of
 from tvm_comfuse.schedules.device import Device, device_of
 from tvm_comfuse.schedules.legality import legality
-from tvm_comfuse.schedules.spec import analyze
 from tvm_comfuse.tuning.database.database import Database
 from tvm_comfuse.tuning.database.record import Record, Shape
 from tvm_comfuse.verify.static import check as static_check

@@ -23,11 +23,12 @@ from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.relay_patterns.canonical import Canonical, canonicalize, operand_shape
 from tvm_comfuse.relay_patterns.discover import Search, in_dataflow
 from tvm_comfuse.relay_patterns.rewrite import fuse_clusters
+from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.apply import plan_of, schedule
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.legality import supported
 from tvm_comfuse.schedules.plan import Plan
-from tvm_comfuse.schedules.spec import ClusterSpec, analyze
+from tvm_comfuse.schedules.spec import ClusterSpec
 from tvm_comfuse.target import parse_target
 from tvm_comfuse.tir_passes.lower import lower
 from tvm_comfuse.verify.dynamic import MAX_STEPS, PLAN_ERRORS, error, numpy_dtype
