@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 
 from tvm_comfuse.refusal import Refusal
@@ -38,11 +39,13 @@ def candidates(spec: ClusterSpec, device: Device) -> list[Plan]:
     return [plan for plan in _enumerate(spec, device) if not legality(plan, spec, device)]
 
 
+@lru_cache(maxsize=512)
 def default_plan(spec: ClusterSpec, device: Device) -> Plan | Refusal:
     """The candidate with the smallest estimate.
 
     Ties go to the smaller cluster, then to the deeper pipeline, then to fewer CTAs for a row, then to the earlier
-    candidate.  A refusal says why no candidate is legal.
+    candidate.  A refusal says why no candidate is legal.  It takes up to a second, so equal clusters, as of a model's equal
+    layers, are looked at once.
     """
     reasons = [*supported(spec), *row_length(spec, device)]
     if reasons:

@@ -12,6 +12,7 @@ from verified_kernels import assert_right
 from tvm_comfuse.bench.ops import OPS
 from tvm_comfuse.frontend import from_relax
 from tvm_comfuse.fusion import fuse
+from tvm_comfuse.relay_patterns import discover
 from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.choose import candidates, default_plan
 from tvm_comfuse.schedules.cost import EXCHANGE_US, MEMORY_TILE_US, estimate
@@ -35,9 +36,8 @@ STAGED = replace(GRID, tile_n=64, exchange="cluster", cluster_n=2, operands=("tm
 
 def function(op: str, m: int | None, n: int, k: int, plan: Plan | None = None, dtype: str = "bfloat16") -> Any:
     module, target = from_relax(OPS[op].relax_module(m, n, k, dtype)), parse_target("h200")
-    _, explanation = fuse(module, target)
-    plans = {} if plan is None else {explanation.matmuls[0].name: plan}
-    fused, _ = fuse(module, target, plans)
+    (matmul,) = discover(module).matmuls
+    fused, _ = fuse(module, target, {} if plan is None else {matmul.name: plan})
     (func,) = (func for _, func in fused.functions_items() if is_cluster(func))
     return func
 

@@ -14,6 +14,7 @@ from tvm_comfuse.bench.ops import OPS
 from tvm_comfuse.frontend import from_relax
 from tvm_comfuse.fusion import fuse
 from tvm_comfuse.refusal import Refusal
+from tvm_comfuse.relay_patterns import discover
 from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.choose import candidates, default_plan
 from tvm_comfuse.schedules.co_residency import row_length
@@ -53,9 +54,8 @@ def model(m: int | None, n: int, k: int, bias: bool = False) -> tvm.IRModule:
 
 def function(module: tvm.IRModule, plan: Plan | None = None) -> Any:
     module, target = from_relax(module), parse_target("h200")
-    _, explanation = fuse(module, target)
-    plans = {} if plan is None else {explanation.matmuls[0].name: plan}
-    fused, _ = fuse(module, target, plans)
+    (matmul,) = discover(module).matmuls
+    fused, _ = fuse(module, target, {} if plan is None else {matmul.name: plan})
     (func,) = (func for _, func in fused.functions_items() if is_cluster(func))
     return func
 

@@ -47,6 +47,7 @@ class Family:
         from tvm_comfuse.forms import SPLIT
         from tvm_comfuse.frontend import from_relax
         from tvm_comfuse.fusion import fuse
+        from tvm_comfuse.relay_patterns import discover
         from tvm_comfuse.schedules.rows import is_rows
         from tvm_comfuse.target import is_cuda, parse_target
         from tvm_comfuse.tir_passes.lower import is_cluster
@@ -57,8 +58,8 @@ class Family:
             split, _ = fuse(module, target, form=SPLIT)
             (func,) = (func for _, func in split.functions_items() if is_cluster(func) and is_rows(func))
             return func
-        _, explanation = fuse(module, target)
-        fused, _ = fuse(module, target, {explanation.matmuls[0].name: self.plan})
+        (matmul,) = discover(module).matmuls
+        fused, _ = fuse(module, target, {matmul.name: self.plan})
         (func,) = (func for _, func in fused.functions_items() if is_cluster(func))
         return func
 
