@@ -19,6 +19,7 @@ from tvm_comfuse.errors import BuildError, LoweringError, ModelError, OutputErro
 from tvm_comfuse.frontend import from_torch
 from tvm_comfuse.fusion import fuse
 from tvm_comfuse.relay_patterns.discover import discover
+from tvm_comfuse.schedules.choose import default_plan
 from tvm_comfuse.schedules.device import H200
 from tvm_comfuse.schedules.footprint import slot_rows
 from tvm_comfuse.target import parse_target
@@ -297,6 +298,18 @@ def test_fuse_leaves_its_argument_alone() -> None:
     fuse(mod, parse_target("h200"))
     fuse(mod, parse_target("llvm"))
     assert mod.script() == before
+
+
+def test_equal_layers_are_planned_once() -> None:
+    layers = [layer for _ in range(3) for layer in (torch.nn.Linear(96, 96), torch.nn.ReLU())]
+    mod = from_torch(torch.nn.Sequential(*layers).to(torch.bfloat16), (torch.randn(40, 96).to(torch.bfloat16),))
+    before = default_plan.cache_info()
+    _, explanation = fuse(mod, parse_target("h200"), use_pretuned=False)
+    after = default_plan.cache_info()
+    plans = [matmul.plan for matmul in explanation.matmuls]
+    assert len(plans) == 3
+    assert plans[0] == plans[1] == plans[2] is not None
+    assert (after.misses - before.misses, after.hits - before.hits) == (1, 2)
 
 
 def test_passes_one_by_one() -> None:
