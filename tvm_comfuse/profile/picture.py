@@ -47,7 +47,9 @@ def draw(profile: Profile, path: Path, cta: int = 0) -> None:
         names = [_label(kind) for kind in _COLOURS if kind in shown]
         figure.legend(handles, names, loc="outside right center", fontsize=7, frameon=False)
         figure.suptitle(_title(profile), fontsize=9)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        # the same profile gives the same file
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(path, metadata=nothing if path.suffix == ".svg" else None)
         pyplot.close(figure)
 
 
