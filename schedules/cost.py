@@ -9,7 +9,8 @@ those that no measurement stands behind say so.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from .device import Device
 from .footprint import HALF_BYTES, dtype_bytes, resident_bytes, slot_rows
@@ -94,9 +95,47 @@ class Estimate:
     tail: float
     total: float
 
+    @property
+    def parts(self) -> str:
+        """All but the total, for people."""
+        return ", ".join(f"{name} {value:.1f}" for name, value in vars(self).items() if name != "total")
+
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {value:.1f}" for name, value in vars(self).items() if name != "total")
-        return f"{self.total:.1f} us ({parts})"
+        return f"{self.total:.1f} us ({self.parts})"
+
+
+@dataclass(frozen=True)
+class Account:
+    """An estimate and what it was made of.
+
+    tiles         main loops of the busiest CTA: the waves of the grid
+    l2_bytes      x and w tiles that the CTAs ask of L2
+    memory_bytes  every tensor once
+    rows          M that it is for
+    """
+
+    estimate: Estimate
+    tiles: int
+    l2_bytes: int
+    memory_bytes: int
+    rows: int
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        """For people: the total with the counts, and the parts in microseconds."""
+        tiles = f"{self.tiles} tile{'s' if self.tiles > 1 else ''} a CTA at most"
+        moved = f"{self.l2_bytes / 1e6:.1f} MB from L2, {self.memory_bytes / 1e6:.1f} MB of device memory"
+        return f"estimate {self.estimate.total:.1f} us for {self.rows} rows: {tiles}, {moved}", self.estimate.parts
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dictionary of plain JSON values: the parts in microseconds, with the counts beside them."""
+        return {**asdict(self.estimate), **{name: value for name, value in vars(self).items() if name != "estimate"}}
+
+
+def account(plan: Plan, spec: ClusterSpec, device: Device) -> Account:
+    """The estimate of a legal plan with its counts; a symbolic M counts as NOMINAL_ROWS."""
+    moved = l2_bytes(plan, spec), bytes_moved(spec)
+    return Account(estimate(plan, spec, device), tiles_of_cta(plan, spec), *moved, rows_of(spec))
 
 
 def estimate(plan: Plan, spec: ClusterSpec, device: Device) -> Estimate:
@@ -203,6 +242,15 @@ def bytes_moved(spec: ClusterSpec) -> int:
     rows = rows_of(spec)
     streams = sum(dtype_bytes(tensor.dtype) for tensor in _streams(spec))
     return HALF_BYTES * (rows * spec.k + spec.n * spec.k) + streams * rows * spec.n
+
+
+def l2_bytes(plan: Plan, spec: ClusterSpec) -> int:
+    """Bytes of x and w tiles that all CTAs ask of L2; what CTAs share by multicast is asked for once."""
+    rows, columns = slot_rows(plan)
+    own_rows = rows / plan.cluster_n if plan.share_a else rows
+    tiles = row_tiles(plan, spec) * math.ceil(spec.n / plan.cta_columns)
+    deep = math.ceil(spec.k / plan.tile_k) * plan.tile_k
+    return round(tiles * deep * (own_rows + columns / plan.cluster_m) * HALF_BYTES)
 
 
 def _latency(plan: Plan, spec: ClusterSpec, passes: list[tuple[str, ...]]) -> float:

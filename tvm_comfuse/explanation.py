@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from tvm_comfuse.forms import FormChoice
     from tvm_comfuse.fusion import Records
+    from tvm_comfuse.schedules.cost import Account
     from tvm_comfuse.schedules.plan import Plan
 
 
@@ -29,6 +30,7 @@ class MatmulExplanation:
     stops   for a fused one, why each operator that uses one of its values is not in it
     plan_source  where the plan comes from if not from the cost model, or if a database was asked in vain; else ""
     forms   which of two forms a cluster with a row reduction got, and the times of both; None if only one was looked at
+    account  what the cost model says of the plan; None without one
     """
 
     name: str
@@ -40,15 +42,18 @@ class MatmulExplanation:
     stops: tuple[Refusal, ...] = ()
     plan_source: str = ""
     forms: FormChoice | None = None
+    account: Account | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain JSON values with exactly the keys of the command line's interface.
 
-        The keys ``plan_source`` and ``forms`` are there only if there is something to say.
+        The keys ``plan_source``, ``forms`` and ``estimate`` are there only if there is something to say.
         """
         source: dict[str, Any] = {"plan_source": self.plan_source} if self.plan_source else {}
         if self.forms is not None:
             source["forms"] = self.forms.to_dict()
+        if self.account is not None:
+            source["estimate"] = self.account.to_dict()
         return {
             "name": self.name,
             "shape": list(self.shape),
@@ -116,6 +121,8 @@ class Explanation:
                 lines.append(f"  plan is {matmul.plan_source}")
             if matmul.times:
                 lines.append(f"  {matmul.times}")
+            if matmul.account is not None:
+                lines += [f"  {line}" for line in matmul.account.lines]
             lines += [f"  {end}" for end in matmul.ends]
         return "\n".join([*lines, *([self.note] if self.note else []), self.summary])
 

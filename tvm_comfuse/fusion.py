@@ -22,6 +22,7 @@ from tvm_comfuse.relay_patterns.rewrite import Form, fuse_clusters
 from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.apply import has_schedule, plan_of, schedule
 from tvm_comfuse.schedules.choose import default_plan
+from tvm_comfuse.schedules.cost import Account, account
 from tvm_comfuse.schedules.device import H200, Device, device_of
 from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import Plan
@@ -83,6 +84,7 @@ class _Decider:
     """Accepts or refuses cluster functions.
 
     accepted, sources  plans, and where they come from, by the identity of the matmul's report
+    accounts           of the accepted plans, likewise
     choices, records   the form of each cluster that has two, and the tuning record of its fused form, likewise
     tell_default       whether it is worth a word that no record answered
     form               wanted of all clusters that have no plan and whose split form is not asked for by name
@@ -95,6 +97,7 @@ class _Decider:
     tell_default: bool = False
     accepted: dict[int, Plan] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
+    accounts: dict[int, Account] = field(default_factory=dict)
     choices: dict[int, FormChoice] = field(default_factory=dict)
     records: dict[int, Record] = field(default_factory=dict)
     form: str = AUTO
@@ -117,7 +120,10 @@ class _Decider:
             return split.form if is_cuda(self.target) else split.on_cpu()
         if isinstance(fused, Refusal):
             return fused
-        self.accepted[id(self.offered)] = plan_of(fused)
+        plan = self.accepted[id(self.offered)] = plan_of(fused)
+        device = _device(self.target)
+        if device is not None:
+            self.accounts[id(self.offered)] = account(plan, analyze(fused), device)
         return fused if is_cuda(self.target) else cpu_schedule(func)
 
     def _split(self, fused: PrimFunc | Refusal) -> Split | None:
@@ -162,6 +168,7 @@ class _Decider:
             stops=tuple(report.refusals) if plan is not None or split else (),
             plan_source=self.sources.get(id(report), "") if plan is not None else "",
             forms=choice,
+            account=self.accounts.get(id(report)),
         )
 
     def _schedule(self, func: PrimFunc, name: str) -> PrimFunc | Refusal:

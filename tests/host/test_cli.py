@@ -193,6 +193,16 @@ def test_compile_with_plans_of_explain(comfuse: Any, model: Path, tmp_path: Path
         assert found in wrong.err
 
 
+def test_explain_prints_what_the_cost_model_says(comfuse: Any, model: Path) -> None:
+    matmuls = comfuse("explain", f"{model}:build", "--json").json["matmuls"]
+    text = " ".join(comfuse("explain", f"{model}:build").out.split())
+    for matmul in matmuls:
+        estimate = matmul["estimate"]
+        assert f"{matmul['name']} estimate {estimate['total']:.1f} us for {matmul['shape'][0]} rows: " in text
+        assert f"{estimate['memory_bytes'] / 1e6:.1f} MB of device memory" in text
+        assert f"{matmul['name']} fill {estimate['fill']:.1f}, product {estimate['product']:.1f}, " in text
+
+
 def test_compile_points_to_the_reasons(comfuse: Any, model: Path, tmp_path: Path) -> None:
     plans = tmp_path / "plans.json"
     name = comfuse("explain", f"{model}:build", "--json").json["matmuls"][0]["name"]

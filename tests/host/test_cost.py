@@ -17,7 +17,7 @@ from tvm_comfuse.fusion import fuse
 from tvm_comfuse.refusal import Refusal
 from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.choose import candidates, default_plan, rank
-from tvm_comfuse.schedules.cost import NOMINAL_ROWS, bytes_moved, estimate, stage_time, tiles_of_cta
+from tvm_comfuse.schedules.cost import NOMINAL_ROWS, account, bytes_moved, estimate, stage_time, tiles_of_cta
 from tvm_comfuse.schedules.device import H100, H200
 from tvm_comfuse.schedules.legality import legality
 from tvm_comfuse.schedules.plan import Plan
@@ -75,6 +75,22 @@ def test_the_default_is_no_plan_that_measured_badly(name: str) -> None:
     assert isinstance(default, Plan)
     for row in rows:
         assert Plan.from_dict(row["plan"]) != default or warm(row) <= 1.06 * min(map(warm, rows))
+
+
+def test_an_account_has_the_estimate_and_counts_bytes() -> None:
+    # 128 x 256 tiles: 128 rows of them, four to a row; x and w [16384, 1024] and [1024, 1024], residual and result
+    plan = replace(COOP, exchange="grid", cluster_m=1, ctas=132)
+    found = account(plan, SPEC, H200)
+    assert found.estimate == estimate(plan, SPEC, H200)
+    assert found.tiles == 4
+    assert found.l2_bytes == 128 * 4 * (128 + 256) * 1024 * 2
+    assert found.memory_bytes == 2 * (3 * 16384 * 1024 + 1024 * 1024)
+    shared = replace(plan, cluster_m=2, cluster_n=2, share_a=True, ctas=120)
+    assert account(shared, SPEC, H200).l2_bytes == 128 * 4 * (64 + 128) * 1024 * 2
+    assert found.to_dict()["total"] == found.estimate.total
+    total, parts = found.lines
+    assert total.startswith(f"estimate {found.estimate.total:.1f} us for 16384 rows: 4 tiles a CTA at most, 402.7 MB")
+    assert parts.startswith(f"fill {found.estimate.fill:.1f}, product {found.estimate.product:.1f}, ")
 
 
 def test_global_operands_cost_more() -> None:

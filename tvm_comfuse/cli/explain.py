@@ -62,6 +62,9 @@ def show(out: Console, explanation: Explanation) -> None:
             out.print(f"{matmul.name} plan is {matmul.plan_source}")
         if matmul.times:
             out.print(f"{matmul.name} {matmul.times}")
+        if matmul.account is not None:
+            for line in matmul.account.lines:
+                out.print(f"{matmul.name} {line}")
         for end in matmul.ends:
             out.print(f"{matmul.name} {end}")
     if explanation.note:

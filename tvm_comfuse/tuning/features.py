@@ -15,7 +15,7 @@ from tvm.ir.utils import derived_object
 
 from tvm_comfuse.schedules.analysis import analyze
 from tvm_comfuse.schedules.apply import plan_of
-from tvm_comfuse.schedules.cost import bytes_moved, estimate, row_tiles, rows_of, tiles_of_cta
+from tvm_comfuse.schedules.cost import bytes_moved, estimate, l2_bytes, row_tiles, rows_of, tiles_of_cta
 from tvm_comfuse.schedules.device import Device
 from tvm_comfuse.schedules.footprint import HALF_BYTES, row_parts, shared_memory, slot_rows
 from tvm_comfuse.schedules.legality import THREADS_OF_GROUP
@@ -72,7 +72,6 @@ def _work(plan: Plan, spec: ClusterSpec, device: Device) -> dict[str, float]:
     """Waves, bytes by level, registers, exchange, rooflines, sizes."""
     tiles, parts = tiles_of_cta(plan, spec), row_parts(plan, spec)
     rows, columns = slot_rows(plan)
-    own_rows = rows / plan.cluster_n if plan.share_a else rows
     slots = math.ceil(spec.k / plan.tile_k)
     whole = row_tiles(plan, spec) * parts
     product, memory = product_time(spec, device), bytes_moved(spec) / (device.hbm_gbps * 1e3)
@@ -83,7 +82,7 @@ def _work(plan: Plan, spec: ClusterSpec, device: Device) -> dict[str, float]:
         "parts": float(parts),
         "sms.idle": 1.0 - plan.ctas / device.sms,
         "bytes.memory": math.log(bytes_moved(spec)),
-        "bytes.l2": math.log(whole * slots * plan.tile_k * (own_rows + columns / plan.cluster_m) * HALF_BYTES),
+        "bytes.l2": math.log(l2_bytes(plan, spec)),
         "bytes.in_flight": math.log((plan.pipeline_depth - 1) * (rows + columns) * plan.tile_k * HALF_BYTES),
         "registers.accumulators": plan.tile_m * plan.tile_n / THREADS_OF_GROUP,
         "exchange.rounds": float(len(rounds(spec))),
