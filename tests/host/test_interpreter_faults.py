@@ -43,13 +43,13 @@ def expressions(stmts: list[Stmt]) -> Iterator[Expr]:
 def call(name: str, on: str = "", with_: str = "") -> Test:
     """Statements that are a call whose name ends with `name`, its first operand on the array `on`, a modifier `with_`."""
 
-    def test(stmt: Stmt) -> bool:
+    def matches(stmt: Stmt) -> bool:
         if stmt.kind != "eval" or not str(stmt.args[0].value).endswith(name):
             return False
         operands, modifiers = split(stmt.args[0])
         return (not on or show(pointee(operands[0])).startswith(f"{on}[")) and (not with_ or with_ in modifiers)
 
-    return test
+    return matches
 
 
 def remove(given: Case, test: Test, count: int | None = None, skip: int = 0) -> None:
